@@ -287,9 +287,10 @@ fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut
 
 #[cfg(test)]
 mod tests {
-    use std::{future::poll_fn, time::Duration};
+    use std::{future::poll_fn, thread, time::Duration};
 
     use tokio::{
+        runtime::{self, Runtime},
         task::JoinHandle,
         time::{sleep, timeout},
     };
@@ -575,36 +576,53 @@ mod tests {
         assert!(!lease.is_trusted());
     }
 
+    fn runtime() -> Runtime {
+        runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    /// A lease that `first` has granted, and that is handed over to a caller on `second`. Its ttl leaves a busy machine
+    /// two thirds of it for the first renewal.
+    fn handed_over(first: &Runtime, second: &Runtime) -> (Leases<MemoryStore>, Lease<MemoryStore>) {
+        let leases = Leases::builder(MemoryStore::new()).ttl(10 * SECOND).wait(60 * SECOND).build().unwrap();
+        let held = first.block_on(leases.lease("k").acquire()).unwrap();
+        let next = second.spawn(leases.lease("k").acquire());
+        while leases.0.queues.known(&"k".into()).is_none_or(|it| it.state.lock().waiting().count() == 0) {
+            thread::yield_now();
+        }
+        let handed_over = held.fence().get() + 1;
+        first.block_on(async { drop(held) });
+        let lease = second.block_on(next).unwrap().unwrap();
+        assert_eq!(lease.fence().get(), handed_over);
+        (leases, lease)
+    }
+
+    /// Waits for a renewal. Without one, the lease is lost.
+    fn is_renewed(leases: &Leases<MemoryStore>, lease: &Lease<MemoryStore>) {
+        let renewals = || leases.store().faults().calls(Operation::Renew);
+        let before = renewals();
+        while renewals() == before {
+            assert!(lease.is_trusted());
+            thread::sleep(SECOND / 100);
+        }
+    }
+
     /// The runtime on which a lease was granted ends, and with it the task that renews the lease.
     #[test]
     fn a_lease_that_was_handed_to_another_runtime_is_renewed_there() {
-        let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (first_runtime, second_runtime) = (runtime(), runtime());
-        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
-        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
-        let next = second_runtime.spawn(leases.lease("k").acquire());
-        second_runtime.block_on(async { sleep(SECOND / 20).await });
-        first_runtime.block_on(async { drop(first) });
-        let lease = second_runtime.block_on(next).unwrap().unwrap();
-        drop(first_runtime);
-        second_runtime.block_on(async { sleep(3 * SECOND).await });
-        assert!(lease.is_trusted());
+        let (first, second) = (runtime(), runtime());
+        let (leases, lease) = handed_over(&first, &second);
+        drop(first);
+        is_renewed(&leases, &lease);
     }
 
     /// The runtime on which a lease was granted is not driven any more.
     #[test]
     fn a_lease_that_was_handed_on_by_a_runtime_that_stands_still_is_renewed() {
-        let first_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let second_runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
-        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
-        let next = second_runtime.spawn(leases.lease("k").acquire());
-        second_runtime.block_on(async { sleep(SECOND / 20).await });
-        first_runtime.block_on(first.release()).unwrap();
-        let lease = second_runtime.block_on(next).unwrap().unwrap();
-        second_runtime.block_on(async { sleep(3 * SECOND).await });
-        assert!(lease.is_trusted());
-        drop(first_runtime);
+        let first = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let second = runtime();
+        let (leases, lease) = handed_over(&first, &second);
+        is_renewed(&leases, &lease);
+        drop(first);
     }
 
     #[test]
