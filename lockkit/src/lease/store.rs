@@ -417,6 +417,63 @@ impl LeaseRecord {
     }
 }
 
+/// In an implementation of [`LeaseStore`] for a test: these operations are those of the field `store`.
+#[cfg(test)]
+macro_rules! pass_on {
+    ($($operation:ident),+ $(,)?) => { $($crate::lease::store::pass_on!(@ $operation);)+ };
+    (@ lease_acquire) => {
+        async fn lease_acquire(
+            &self,
+            claim: &$crate::lease::store::Claim,
+        ) -> $crate::Result<$crate::lease::store::Acquired> {
+            self.store.lease_acquire(claim).await
+        }
+    };
+    (@ lease_look) => {
+        async fn lease_look(
+            &self,
+            key: &$crate::Key,
+        ) -> $crate::Result<Option<$crate::lease::store::LeaseRecord>> {
+            self.store.lease_look(key).await
+        }
+    };
+    (@ lease_renew) => {
+        async fn lease_renew(
+            &self,
+            renewals: &[$crate::lease::store::Renewal],
+        ) -> $crate::Result<Vec<$crate::lease::store::Answer>> {
+            self.store.lease_renew(renewals).await
+        }
+    };
+    (@ lease_release) => {
+        async fn lease_release(
+            &self,
+            key: &$crate::Key,
+            token: $crate::value::token::Token,
+            min_hold: std::time::Duration,
+        ) -> $crate::Result<$crate::lease::store::Answer> {
+            self.store.lease_release(key, token, min_hold).await
+        }
+    };
+    (@ lease_list) => {
+        async fn lease_list(
+            &self,
+            prefix: &str,
+            limit: u32,
+        ) -> $crate::Result<Vec<$crate::lease::store::LeaseRecord>> {
+            self.store.lease_list(prefix, limit).await
+        }
+    };
+    (@ lease_sweep) => {
+        async fn lease_sweep(&self, retention: std::time::Duration, limit: u32) -> $crate::Result<u64> {
+            self.store.lease_sweep(retention, limit).await
+        }
+    };
+}
+
+#[cfg(test)]
+pub(crate) use pass_on;
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -441,33 +498,11 @@ mod tests {
     }
 
     impl LeaseStore for Profiled {
-        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-            self.store.lease_acquire(claim).await
-        }
-
-        async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-            self.store.lease_look(key).await
-        }
-
-        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
-            self.store.lease_renew(renewals).await
-        }
-
-        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-            self.store.lease_release(key, token, min_hold).await
-        }
+        pass_on!(lease_acquire, lease_look, lease_renew, lease_release, lease_list, lease_sweep);
 
         async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
             self.unpinned.fetch_add(1, Ordering::Relaxed);
             self.store.lease_release(key, token, Duration::ZERO).await
-        }
-
-        async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-            self.store.lease_list(prefix, limit).await
-        }
-
-        async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-            self.store.lease_sweep(retention, limit).await
         }
 
         fn profile(&self) -> Profile {

@@ -154,9 +154,8 @@ mod tests {
     use super::*;
     use crate::{
         Error, Fault,
-        lease::store::{Acquired, Answer, Claim, Renewal},
+        lease::store::{Acquired, Claim, pass_on},
         testing::{Failure, MemoryStore, Operation},
-        value::token::Token,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -364,6 +363,8 @@ mod tests {
     }
 
     impl LeaseStore for Pinned {
+        pass_on!(lease_look, lease_renew, lease_release, lease_list, lease_sweep);
+
         async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
             let acquired = self.store.lease_acquire(claim).await?;
             if self.pinned.contains(&claim.key) {
@@ -371,26 +372,6 @@ mod tests {
                 return Ok(Acquired::Held { free_in: Some(SECOND) });
             }
             Ok(acquired)
-        }
-
-        async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-            self.store.lease_look(key).await
-        }
-
-        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
-            self.store.lease_renew(renewals).await
-        }
-
-        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-            self.store.lease_release(key, token, min_hold).await
-        }
-
-        async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-            self.store.lease_list(prefix, limit).await
-        }
-
-        async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-            self.store.lease_sweep(retention, limit).await
         }
     }
 

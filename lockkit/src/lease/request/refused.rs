@@ -145,9 +145,8 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{Acquired, Answer, Claim, LeaseRecord, Renewal},
+        lease::store::{LeaseRecord, pass_on},
         testing::{Failure, MemoryStore, Operation},
-        value::token::Token,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -250,30 +249,16 @@ mod tests {
     }
 
     impl LeaseStore for Undone {
-        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired, Error> {
-            self.store.lease_acquire(claim).await
-        }
+        pass_on!(lease_acquire, lease_renew, lease_release, lease_sweep);
 
         async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>, Error> {
             self.read(Some(key))?;
             self.store.lease_look(key).await
         }
 
-        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>, Error> {
-            self.store.lease_renew(renewals).await
-        }
-
-        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer, Error> {
-            self.store.lease_release(key, token, min_hold).await
-        }
-
         async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>, Error> {
             self.read(None)?;
             self.store.lease_list(prefix, limit).await
-        }
-
-        async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64, Error> {
-            self.store.lease_sweep(retention, limit).await
         }
     }
 
