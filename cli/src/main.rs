@@ -1,6 +1,6 @@
 //! The command `lockkit`: runs a program under a lease, shows who holds which lease, and takes one away.
 //!
-//! - `args` is what the user writes, `target` the database or store that it names.
+//! - `args` is what the user writes, `target` the database or store that it names, `dotenv` the file `.env`.
 //! - `look` has the commands that show leases and take one away, `table` writes them.
 //! - `explain/` shows who blocks whom, `doctor` what harms locks; `lockkit-inspect` asks the database.
 //! - `web` serves the page of `lockkit-web`.
@@ -11,6 +11,7 @@
 
 mod args;
 mod doctor;
+mod dotenv;
 mod exit;
 mod explain;
 mod look;

@@ -11,7 +11,7 @@ use lockkit_zookeeper::ZooKeeperStore;
 use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 use thiserror::Error;
 
-use crate::{args::On, secret::Secrets};
+use crate::{args::On, dotenv, secret::Secrets};
 
 /// A value on the command line that cannot be used.
 #[derive(Debug, Error)]
@@ -87,10 +87,7 @@ pub(crate) trait ActOnDatabase {
 impl Target {
     /// What the user has named: by options, by the environment, or by `.env`.
     pub(crate) fn of(on: &On, secrets: &mut Secrets) -> Result<Self> {
-        if !on.no_dotenv {
-            // A file that cannot be read names no database; that is said below.
-            _ = dotenvy::dotenv();
-        }
+        let dotenv = if on.no_dotenv { Ok(()) } else { dotenv::load() };
         let url = on.url.clone().or_else(|| env::var("DATABASE_URL").ok()).filter(|it| !it.is_empty());
         for url in url.iter().chain(&on.store) {
             secrets.add(url);
@@ -104,7 +101,11 @@ impl Target {
             })
         });
         let database = database.transpose()?;
-        let missing = || BadUrl("no database is named: give --url, or set DATABASE_URL".to_owned());
+        let missing = || match dotenv {
+            Ok(()) => BadUrl("no database is named: give --url, or set DATABASE_URL".to_owned()),
+            // The line that is wrong may have named one, or one below it.
+            Err(problem) => BadUrl(format!("no database is named, and {problem}")),
+        };
         Ok(Self { url: on.store.clone().or(url).ok_or_else(missing)?, database, ttl: None })
     }
 

@@ -74,6 +74,28 @@ fn a_wrong_command_line_ends_with_64_and_says_what_to_write() {
 }
 
 #[test]
+fn a_broken_file_of_variables_is_named_with_the_line_and_without_its_text() {
+    let folder = tempdir().unwrap();
+    let ls = |text: &str, arguments: &[&str]| {
+        fs::write(folder.path().join(".env"), text).expect("write .env");
+        ends(lockkit(folder.path(), arguments))
+    };
+    for (text, expected) in [
+        ("A=1\n\nDATABASE_URL=sqlite://s3cret word.db # no\n", "line 3 is not NAME=value, or its value needs quotes"),
+        ("DATABASE_URL\nDATABASE_URL s3cret\n", "line 1 is not NAME=value"),
+        ("# A=\nB=1 # no\nDATABASE_URL='sqlite://s3cret.db\nC=2\n", "line 3 opens a quote that is not closed"),
+    ] {
+        let (code, _, said) = ls(text, &["ls"]);
+        assert_eq!(code, 64, "{said}");
+        let path = folder.path().join(".env");
+        assert!(said.contains(&format!("no database is named, and {}: {expected}", path.display())), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+    let (code, _, said) = ls("DATABASE_URL", &["migrate", "--url", "sqlite://x.db?mode=rwc"]);
+    assert_eq!((code, &*said), (0, "lockkit: the tables are there\n"), "a database is named");
+}
+
+#[test]
 fn a_name_that_is_no_key_is_refused_before_anything_happens() {
     let folder = migrated();
     let long = "x".repeat(10_000);
