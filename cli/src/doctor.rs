@@ -67,10 +67,7 @@ impl ActOnDatabase for Examine<'_> {
         let findings = DB::findings(&mut conn, args.role.as_deref()).await;
         let mut findings = findings.context("cannot look at the server")?;
         for statement in &args.query {
-            let statement = statement.trim().trim_end_matches(';');
-            if statement.contains(';') {
-                return Err(BadUrl("--query takes one statement".to_owned()).into());
-            }
+            let statement = statement.trim();
             if !Plan::is_for(statement) {
                 return Err(
                     BadUrl(format!("--query takes a statement that reads or writes rows, not `{statement}`")).into()

@@ -67,8 +67,13 @@ on_every_database! {
         assert_eq!(query("owner = 7").await, (Some(2), true));
         db.execute("CREATE INDEX item_owner ON item (owner)").await;
         assert_eq!(query("owner = 7").await, (Some(0), false));
-        let two = output(lockkit(&url(&db.url), &["doctor", "--query", "SELECT 1; DROP TABLE item"])).await;
-        assert_eq!((two.status.code(), db.fetch_i64("SELECT COUNT(*) FROM item").await), (Some(64), Some(2)));
+        // These are quotes and comments on every database.
+        assert_eq!(query("id = 1 AND ';' <> 'a' /* ; */; -- ;").await, (Some(0), false));
+        for several in ["SELECT 1; DROP TABLE item", "SELECT ';'; DROP TABLE item", "SELECT 1 /* ; */; DROP TABLE item"]
+        {
+            let refused = output(lockkit(&url(&db.url), &["doctor", "--query", several])).await;
+            assert_eq!((refused.status.code(), db.fetch_i64("SELECT COUNT(*) FROM item").await), (Some(1), Some(2)));
+        }
     }
 }
 
@@ -150,6 +155,10 @@ on_every_server! {
         for option in ["ANALYZE DELETE FROM item", "(ANALYZE) DELETE FROM item", "/**/ DELETE FROM item"] {
             let refused = output(lockkit(&url(&db.url), &["doctor", "--query", option])).await;
             assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+        }
+        if S::NAME == "PostgreSQL" {
+            let quoted = "SELECT * FROM item WHERE id = length($$;$$) AND E'\\';' <> 'a'";
+            assert_eq!(examined(&good::<S>(&db.url), &["--query", quoted]).await.0, Some(0));
         }
         let (code, bad) = examined(&good::<S>(&db.url), &["--query", "DELETE FROM item"]).await;
         assert!(code == Some(2) && checks(&bad).contains(&("fail", "query")), "{bad:?}");

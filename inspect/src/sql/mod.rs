@@ -45,7 +45,8 @@ pub trait Inspect: Dialect {
     /// Whether session locks work. `None` where there are none.
     fn session_locks(pool: &Pool<Self>) -> impl Future<Output = Option<lockkit::Result<()>>> + Send;
 
-    /// How the server would run this statement, for which [`Plan::is_for`] holds. The statement is not run.
+    /// How the server would run this statement, for which [`Plan::is_for`] holds. The statement is not run. Several
+    /// statements in one text are an error.
     fn plan(conn: &mut Connection<Self>, statement: &str) -> impl Future<Output = Result<Plan>> + Send;
 }
 

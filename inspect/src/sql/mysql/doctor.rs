@@ -127,6 +127,7 @@ pub(super) async fn plan(conn: &mut MySqlConnection, statement: &str) -> Result<
     let explain = if is_maria(conn).await? { "EXPLAIN" } else { "EXPLAIN FORMAT=TRADITIONAL" };
     // MariaDB runs the functions of a derived table to plan it. What they write is undone.
     let mut tx = conn.begin().await?;
+    // Prepared, and the server prepares one statement only.
     let rows = sqlx::query(AssertSqlSafe(format!("{explain} {statement}"))).fetch_all(&mut *tx).await?;
     tx.rollback().await?;
     for row in rows {

@@ -134,6 +134,7 @@ pub(super) async fn plan(conn: &mut PgConnection, statement: &str) -> Result<Pla
     // A small table is scanned whatever indexes it has.
     let set = "SET TRANSACTION READ ONLY; SET LOCAL enable_seqscan = off; SET LOCAL lock_timeout = '2s'";
     sqlx::raw_sql(set).execute(&mut *tx).await?;
+    // Prepared, and the server prepares one statement only.
     let plan = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {statement}"))).persistent(false);
     let plan: Vec<String> = plan.fetch_all(&mut *tx).await?;
     tx.rollback().await?;

@@ -36,6 +36,10 @@ fn is_on_a_network(_file: &str) -> bool {
 }
 
 pub(super) async fn plan(conn: &mut SqliteConnection, statement: &str) -> Result<Plan> {
+    // The driver would run the others.
+    if !is_one(statement) {
+        return Err(sqlx::Error::Protocol("it is several statements, or has placeholders".to_owned()));
+    }
     for row in sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"))).fetch_all(conn).await? {
         let step: String = row.try_get("detail")?;
         if step.starts_with("SCAN ") {
@@ -43,4 +47,67 @@ pub(super) async fn plan(conn: &mut SqliteConnection, statement: &str) -> Result
         }
     }
     Ok(Plan::Index)
+}
+
+/// Whether only comments follow the first `;` outside of quotes and comments. A placeholder is refused: its name can
+/// have quotes in it (<https://www.sqlite.org/lang_expr.html#varparam>).
+fn is_one(text: &str) -> bool {
+    let (mut rest, mut is_ended) = (text, false);
+    while let Some(first) = rest.chars().next() {
+        rest = &rest[first.len_utf8()..];
+        let comment_end = match first {
+            '-' if rest.starts_with('-') => Some("\n"),
+            '/' if rest.starts_with('*') => Some("*/"),
+            _ => None,
+        };
+        if let Some(end) = comment_end {
+            rest = &rest[1..];
+            rest = rest.split_once(end).map_or("", |it| it.1);
+            continue;
+        }
+        match first {
+            ';' => is_ended = true,
+            _ if first.is_ascii_whitespace() => {}
+            _ if is_ended => return false,
+            '?' | '$' | '@' | ':' | '#' => return false,
+            // Two quotes within a text are one quote. To this loop they end the text, and begin another.
+            '\'' | '"' | '`' => rest = rest.split_once(first).map_or("", |it| it.1),
+            '[' => rest = rest.split_once(']').map_or("", |it| it.1),
+            _ => {}
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_semicolon_in_quotes_and_comments_ends_no_statement() {
+        for one in [
+            "SELECT 1",
+            r#"SELECT ';', ''';', "a;", `b;`, [c;]; -- ;"#,
+            "SELECT 1 -- ;\n /* ; */ ;",
+            "SELECT 1 - 2 / 3 -- ; SELECT 2",
+            "SELECT 1 /* ; SELECT 2",
+            "SELECT 'ä;'",
+            "SELECT ';",
+        ] {
+            assert!(is_one(one), "{one}");
+        }
+        for several in [
+            "SELECT 1; DROP TABLE t",
+            "SELECT ';'; DROP TABLE t",
+            "SELECT '''; --'; DROP TABLE t",
+            "SELECT 1 -- ;\n; DROP TABLE t",
+            "SELECT 1 /* */; DROP TABLE t",
+            "SELECT 1 /*/ ; */; DROP TABLE t",
+            "SELECT 1; 'text'",
+            "SELECT $a('); DROP TABLE t; --')",
+            "SELECT ?1",
+        ] {
+            assert!(!is_one(several), "{several}");
+        }
+    }
 }
