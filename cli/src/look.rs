@@ -127,6 +127,9 @@ impl Act for Steal {
             }
         }
         let Some(stolen) = leases.steal_if(&args.name, lease.fence).await? else {
+            if let Some(flaw) = lease.flaw {
+                bail!("nothing was taken: lockkit has not written this lease, {flaw}; delete its row");
+            }
             eprintln!("lockkit: the lease has changed its holder meanwhile: nothing was taken");
             return Ok(Exit::Lost);
         };

@@ -1,6 +1,10 @@
 //! Leases as a table, or as JSON.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    fmt::Write,
+    io::IsTerminal,
+    time::{Duration, SystemTime},
+};
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use lockkit::store::LeaseInfo;
@@ -12,18 +16,28 @@ pub(crate) fn json(lease: &LeaseInfo) -> Value {
         "key": lease.key.as_str(),
         "holder": lease.holder,
         "fence": lease.fence.get(),
-        "acquired_at": humantime::format_rfc3339_millis(lease.acquired_at).to_string(),
+        "acquired_at": rfc3339(lease.acquired_at),
         "held_ms": millis(lease.held_for),
         "expires_in_ms": millis(lease.expires_in),
         "ttl_ms": lease.ttl.map(millis),
         "renewals": lease.renewals,
         "state": state(lease),
+        "flaw": lease.flaw,
     })
+}
+
+/// `None` before 1970 and after 9999.
+fn rfc3339(time: SystemTime) -> Option<String> {
+    time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let mut text = String::new();
+    write!(text, "{}", humantime::format_rfc3339_millis(time)).ok()?;
+    Some(text)
 }
 
 /// What is to be expected of the holder. A renewal is due when a third of the ttl has passed.
 fn state(lease: &LeaseInfo) -> &'static str {
     match lease.ttl {
+        _ if lease.flaw.is_some() => "unreadable",
         _ if lease.is_released => "released",
         Some(ttl) if lease.expires_in < ttl / 2 => "late",
         _ => "held",
@@ -44,7 +58,7 @@ pub(crate) fn table(leases: &[LeaseInfo]) -> String {
             rounded(lease.held_for),
             rounded(lease.expires_in),
             lease.renewals.to_string(),
-            state(lease).to_owned(),
+            state(lease).to_owned() + &lease.flaw.map(|it| format!(": {it}")).unwrap_or_default(),
         ]
     };
     columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED", "STATE"], leases.iter().map(row))
@@ -82,8 +96,6 @@ pub(crate) fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use super::*;
 
     fn lease(key: &str) -> LeaseInfo {
@@ -123,8 +135,21 @@ mod tests {
     fn json_has_the_keys_of_the_manual() {
         let expected = json!({
             "key": "a\"b", "holder": "api-3/811", "fence": 7, "acquired_at": "1970-01-01T00:00:00.000Z",
-            "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38, "state": "held",
+            "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38, "state": "held", "flaw": null,
         });
         assert_eq!(json(&lease("a\"b")), expected);
+    }
+
+    #[test]
+    fn a_lease_that_cannot_be_read_says_why() {
+        let mut lease = lease("nightly");
+        lease.flaw = Some("its ttl is negative");
+        lease.acquired_at += Duration::from_secs(253_402_300_800);
+        let shown = json(&lease);
+        assert_eq!((&shown["state"], &shown["flaw"]), (&"unreadable".into(), &"its ttl is negative".into()));
+        assert_eq!(shown["acquired_at"], Value::Null, "the year 10,000");
+        lease.acquired_at = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+        assert_eq!(json(&lease)["acquired_at"], Value::Null);
+        assert!(table(&[lease]).ends_with("unreadable: its ttl is negative"));
     }
 }

@@ -4,11 +4,12 @@
 //! - `life` has the commands under a lease: whatever happens, they end before another one begins.
 //! - `signals` are what a person or a supervisor sends.
 //! - `stores` has leases that are not in a database.
-//! - `explain`, `doctor` and `web` are what an operator asks.
+//! - `look`, `explain`, `doctor` and `web` are what an operator asks.
 
 mod doctor;
 mod explain;
 mod life;
+mod look;
 mod signals;
 mod stores;
 mod web;

@@ -91,6 +91,20 @@ async fn the_page_is_closed_until_the_application_says_who_may_look() {
     assert_eq!(leases.store().faults().calls(Operation::List), 0);
 }
 
+on_every_database! {
+    async fn a_row_that_cannot_be_read_is_marked_and_hides_no_other<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let app = app(&leases);
+        let _held = (leases.lease("bad").acquire().await.unwrap(), leases.lease("good").acquire().await.unwrap());
+        db.execute("UPDATE lockkit_lease SET ttl_us = -1, expires_us = 9223372036854775807 WHERE name = 'bad'").await;
+        let view = leases_json(&app).await;
+        let seen = ["bad", "good"].map(|key| (&row(&view, key)["state"], &row(&view, key)["flaw"]));
+        let flaw = json!("its ttl is negative");
+        assert_eq!(seen, [(&json!("unreadable"), &flaw), (&json!("held"), &Value::Null)]);
+        assert!(text(get(&app, "/locks").await).await.contains("unreadable: its ttl is negative"));
+    }
+}
+
 #[tokio::test]
 async fn every_answer_forbids_scripts_and_frames_of_others() {
     let leases = Leases::new(MemoryStore::new());

@@ -68,7 +68,8 @@
     it.bar.max = data.ttl || 1;
     it.bar.value = data.left;
     const left = span(data.left);
-    set(it.left, { held: ` ${left}`, kept: `released, kept for ${left}`, died: `died ${left} ago`, free: `free for ${left}` }[data.state]);
+    set(it.left, { held: ` ${left}`, kept: `released, kept for ${left}`, died: `died ${left} ago`, free: `free for ${left}`,
+      unreadable: `unreadable: ${data.flaw}` }[data.state]);
     set(it.renewals, data.state === 'held' ? String(data.renewals) : '');
     set(it.waiting, String(data.waiting));
     it.waiting.classList.toggle('waits', data.waiting > 0);

@@ -83,12 +83,16 @@ pub(crate) struct Row {
     pub(crate) renewals: u64,
     pub(crate) waiting: usize,
     pub(crate) here: bool,
+    /// Why it cannot be read, in the state `Unreadable`.
+    pub(crate) flaw: Option<&'static str>,
     lane: Vec<Piece>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
+    /// lockkit has not written it so.
+    Unreadable,
     Died,
     Held,
     /// Released, and taken until its minimum hold has passed.
@@ -187,7 +191,8 @@ impl Seen {
         let found = held.chain(gone).filter(|(key, of)| key.contains(contains) || of.holder().contains(contains));
         let mut found: Vec<_> = found.map(|(key, of)| (of.state(), key, of)).collect();
         let count = |state| found.iter().filter(|it| it.0 == state).count();
-        let (held, died) = (count(State::Held) + count(State::Kept), count(State::Died));
+        let held = count(State::Held) + count(State::Kept) + count(State::Unreadable);
+        let died = count(State::Died);
         let waiting = found.iter().map(|(_, key, _)| self.waiting(key)).sum();
         let more = found.len().saturating_sub(ROWS);
         // If there is not room for all, what is free is left out first.
@@ -221,6 +226,7 @@ impl Seen {
             renewals: lease.map_or(0, |it| it.renewals),
             waiting: self.waiting(key),
             here: lease.is_some_and(|it| it.is_this_process),
+            flaw: lease.and_then(|it| it.flaw),
             lane: self.history.lane(key).iter().map(Piece::of).collect(),
         }
     }
@@ -237,6 +243,7 @@ enum Of<'s> {
 impl Of<'_> {
     fn state(&self) -> State {
         match self {
+            Self::Held(lease) if lease.flaw.is_some() => State::Unreadable,
             Self::Held(lease) if lease.is_released => State::Kept,
             Self::Held(_) => State::Held,
             Self::Gone(last) if last.end == End::Died => State::Died,

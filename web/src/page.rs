@@ -82,7 +82,7 @@ fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
 }
 
 fn write_row(out: &mut String, row: &Row) -> fmt::Result {
-    let Row { key, state, holder, fence, held, left, ttl, renewals, waiting, here, .. } = row;
+    let Row { key, state, holder, fence, held, left, ttl, renewals, waiting, here, flaw, .. } = row;
     let here = if *here { " (this process)" } else { "" };
     let (held, left_text) = (Span(*held), Span(*left));
     let (class, left) = match state {
@@ -90,6 +90,7 @@ fn write_row(out: &mut String, row: &Row) -> fmt::Result {
             "held",
             format!("<progress aria-label=\"Time left\" max=\"{ttl}\" value=\"{left}\"></progress> {left_text}"),
         ),
+        State::Unreadable => ("unreadable", format!("unreadable: {}", flaw.unwrap_or_default())),
         State::Kept => ("kept", format!("released, kept for {left_text}")),
         State::Died => ("died", format!("died {left_text} ago")),
         State::Free => ("free", format!("free for {left_text}")),

@@ -36,6 +36,12 @@ use crate::{
 /// after the answer arrives. Until then the next fence is made from the last one.
 pub(super) const FENCES: u64 = 256;
 
+/// No fence is as great.
+const END_OF_FENCES: i64 = 1 << 62;
+
+/// The last day of the year 9999, in microseconds since 1970.
+const LAST_US: i64 = 253_402_214_400_000_000;
+
 /// The grant of a lease whose first fence is this, before its last holder is known.
 pub(super) fn granted(fence: Fence) -> Grant {
     let mut grant = Grant::from(fence);
@@ -308,10 +314,13 @@ pub(super) async fn lease_release_granted<DB: LeaseOps>(
 }
 
 /// The columns of a lease's row, the same on every database.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct HeldRow<'a> {
-    pub(super) name: &'a str,
+    /// Text, which need not be UTF-8 if lockkit has not written it.
+    pub(super) name: &'a [u8],
     pub(super) token: &'a [u8],
-    pub(super) holder: String,
+    /// Text, as `name`.
+    pub(super) holder: &'a [u8],
     pub(super) fence: i64,
     pub(super) acquired_us: i64,
     pub(super) now_us: i64,
@@ -328,26 +337,45 @@ pub(super) struct Found {
 }
 
 impl HeldRow<'_> {
-    pub(super) fn found(self) -> sqlx::Result<Found> {
+    /// The lease, also of a row that lockkit cannot have written: it must not hide the others.
+    pub(super) fn found(self) -> Found {
+        let flaw = self.flaw();
         let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, ttl_us, renewals } = self;
-        let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
-        let ahead = ttl_us.filter(|ttl_us| is_ahead(expires_us, *ttl_us, now_us)).map(|ttl_us| (expires_us, ttl_us));
+        // The token of a flawed row may be that of no row.
+        let token = token.try_into().map_or_else(|_| Token::random(), Token::from_bytes);
+        let ahead = ttl_us.filter(|ttl_us| flaw.is_none() && is_ahead(expires_us, *ttl_us, now_us));
+        let ahead = ahead.map(|ttl_us| (expires_us, ttl_us));
         // Saturating: an operator may have written any number.
         let cut_us = ahead.map_or(0, |(expires_us, ttl_us)| expires_us.saturating_sub(ttl_us).saturating_sub(now_us));
         let acquired_us = acquired_us.saturating_sub(cut_us);
         let info = LeaseInfo {
-            key: Key::from(name),
-            holder,
+            key: Key::from(&*String::from_utf8_lossy(name)),
+            holder: String::from_utf8_lossy(holder).into_owned(),
             fence: fence(number),
-            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us.min(LAST_US)),
             held_for: duration(now_us.saturating_sub(acquired_us)),
             expires_in: duration(expires_us.saturating_sub(cut_us).saturating_sub(now_us)),
             renewals: u64::try_from(renewals).unwrap_or(0),
             ttl: ttl_us.map(duration),
             is_this_process: false,
             is_released: false,
+            flaw,
         };
-        Ok(Found { held: LeaseRecord { token: Token::from_bytes(token), info }, ahead })
+        Found { held: LeaseRecord { token, info }, ahead }
+    }
+
+    /// Why lockkit cannot have written the row.
+    fn flaw(&self) -> Option<&'static str> {
+        let is_key = str::from_utf8(self.name).is_ok_and(|it| Key::new(it).is_ok());
+        let flaws = [
+            (!is_key, "its name is not a key"),
+            (self.token.len() != 16, "its token does not have 16 bytes"),
+            (!(1..END_OF_FENCES).contains(&self.fence), "its fence is not between 1 and 2^62"),
+            (!(0..=LAST_US).contains(&self.acquired_us), "it was acquired before 1970 or after 9999"),
+            (self.ttl_us.is_some_and(|it| it < 0), "its ttl is negative"),
+            (self.renewals < 0, "its number of renewals is negative"),
+        ];
+        flaws.into_iter().find_map(|(is_so, flaw)| is_so.then_some(flaw))
     }
 }
 
@@ -438,11 +466,44 @@ mod tests {
             numbers in proptest::array::uniform5(prop_oneof![any::<i64>(), Just(i64::MAX), Just(i64::MIN), 0..9_i64]),
             ttl_us in proptest::option::of(any::<i64>()),
             token in proptest::collection::vec(any::<u8>(), 15..18),
+            name in proptest::collection::vec(any::<u8>(), 0..4),
         ) {
             let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
-            let (name, token, holder) = ("k", &token[..], "host".to_owned());
+            let (name, token, holder) = (&name[..], &token[..], &name[..]);
             let row = HeldRow { name, token, holder, fence, acquired_us, now_us, expires_us, ttl_us, renewals };
-            prop_assert_eq!(row.found().is_ok(), token.len() == 16);
+            let Found { held, ahead } = row.found();
+            prop_assert!(held.info.flaw.is_some() || token.len() == 16);
+            prop_assert!(held.info.flaw.is_none() || ahead.is_none(), "it is left as it is");
+        }
+    }
+
+    #[test]
+    fn a_row_that_lockkit_cannot_have_written_says_why() {
+        let row = HeldRow {
+            name: b"k",
+            token: &[7; 16],
+            holder: b"host",
+            fence: 1,
+            acquired_us: 1,
+            now_us: 2,
+            expires_us: 3,
+            ttl_us: Some(2),
+            renewals: 0,
+        };
+        let flaw = |row: HeldRow<'_>| row.found().held.info.flaw.unwrap_or("none");
+        assert_eq!(flaw(row), "none");
+        for (row, expected) in [
+            (HeldRow { name: b"\xff", ..row }, "its name is not a key"),
+            (HeldRow { name: b"", ..row }, "its name is not a key"),
+            (HeldRow { token: &[7; 15], ..row }, "its token does not have 16 bytes"),
+            (HeldRow { fence: 0, ..row }, "its fence is not between 1 and 2^62"),
+            (HeldRow { fence: 1 << 62, ..row }, "its fence is not between 1 and 2^62"),
+            (HeldRow { acquired_us: -1, ..row }, "it was acquired before 1970 or after 9999"),
+            (HeldRow { acquired_us: i64::MAX, ..row }, "it was acquired before 1970 or after 9999"),
+            (HeldRow { ttl_us: Some(-1), ..row }, "its ttl is negative"),
+            (HeldRow { renewals: -1, ..row }, "its number of renewals is negative"),
+        ] {
+            assert_eq!(flaw(row), expected);
         }
     }
 

@@ -125,6 +125,7 @@ impl Row {
             ttl: Some(duration(self.ttl)),
             is_this_process: false,
             is_released: false,
+            flaw: None,
         }
     }
 }

@@ -90,6 +90,9 @@ pub struct LeaseInfo {
     pub is_this_process: bool,
     /// Whether the holder has released the lease, whose key stays taken until `min_hold` has passed.
     pub is_released: bool,
+    /// Why lockkit cannot have written the stored lease, such as "its ttl is negative". The other fields have what
+    /// could be read of it. `None` for a lease as it should be.
+    pub flaw: Option<&'static str>,
 }
 
 impl LeaseInfo {
@@ -107,6 +110,7 @@ impl LeaseInfo {
             ttl: None,
             is_this_process: false,
             is_released: false,
+            flaw: None,
         }
     }
 

@@ -305,6 +305,7 @@ mod tests {
                 ttl: Some(TTL),
                 is_this_process: false,
                 is_released: false,
+                flaw: None,
             };
             let pending = Pending::<MemoryStore>::default();
             pending.saw(&LeaseRecord::new(token, info));

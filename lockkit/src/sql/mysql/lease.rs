@@ -799,18 +799,18 @@ fn columns() -> String {
 }
 
 fn found(row: &MySqlRow) -> sqlx::Result<Found> {
-    HeldRow {
-        name: &text(row, "name")?,
+    let held = HeldRow {
+        name: row.try_get("name")?,
         token: row.try_get("token")?,
-        holder: text(row, "holder")?,
+        holder: row.try_get("holder")?,
         fence: row.try_get("fence")?,
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    }
-    .found()
+    };
+    Ok(held.found())
 }
 
 /// The driver returns text in VARBINARY columns as bytes.

@@ -578,19 +578,21 @@ fn columns() -> String {
 }
 
 fn found(row: &PgRow) -> sqlx::Result<Found> {
-    HeldRow {
-        name: row.try_get("name")?,
+    // As it was sent: in a database without an encoding, text need not be UTF-8.
+    let text = |column| row.try_get_raw(column)?.as_bytes().map_err(sqlx::Error::Decode);
+    let held = HeldRow {
+        name: text("name")?,
         // As a `Vec`: sqlx cannot borrow a slice from a value in text format.
         token: &row.try_get::<Vec<u8>, _>("token")?,
-        holder: row.try_get("holder")?,
+        holder: text("holder")?,
         fence: row.try_get("fence")?,
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    }
-    .found()
+    };
+    Ok(held.found())
 }
 
 fn grant(row: &PgRow) -> sqlx::Result<Grant> {

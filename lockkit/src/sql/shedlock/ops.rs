@@ -209,6 +209,7 @@ impl Row {
             ttl: None,
             is_this_process: false,
             is_released: false,
+            flaw: None,
         };
         LeaseRecord::new(token.unwrap_or_else(|| self.token_of_java()), info)
     }

@@ -396,7 +396,7 @@ fn columns() -> String {
 }
 
 fn found(row: &SqliteRow) -> sqlx::Result<Found> {
-    HeldRow {
+    let held = HeldRow {
         name: row.try_get("name")?,
         token: row.try_get("token")?,
         holder: row.try_get("holder")?,
@@ -406,6 +406,6 @@ fn found(row: &SqliteRow) -> sqlx::Result<Found> {
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    }
-    .found()
+    };
+    Ok(held.found())
 }

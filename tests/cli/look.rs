@@ -1,0 +1,60 @@
+//! `lockkit ls`: which leases it shows, and how.
+
+use lockkit::Leases;
+use serde_json::Value;
+use support::{Server, TestDb, on_every_database};
+
+use crate::{lockkit, output, url};
+
+/// The leases that `ls` shows as JSON.
+async fn listed(on: &[String], arguments: &[&str]) -> Vec<Value> {
+    let shown = output(lockkit(on, &[&["ls", "--json"], arguments].concat())).await;
+    let text = String::from_utf8(shown.stdout.clone()).expect("UTF-8");
+    assert!(shown.status.success(), "{shown:?}");
+    text.lines().map(|it| serde_json::from_str(it).expect("JSON")).collect()
+}
+
+/// The texts of these keys.
+fn texts<'v, const N: usize>(lease: &'v Value, keys: [&str; N]) -> [&'v str; N] {
+    keys.map(|it| lease[it].as_str().unwrap_or_default())
+}
+
+on_every_database! {
+    async fn a_row_that_cannot_be_read_hides_no_other<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let _good = leases.lease("good").acquire().await.unwrap();
+        let copy = "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, renewals, ttl_us) \
+                    SELECT";
+        let from = "FROM lockkit_lease WHERE name = 'good'";
+        let (least, most) = (i64::MIN, i64::MAX);
+        for row in [
+            format!("'before', token, 'me', fence, {least}, expires_us, renewals, ttl_us"),
+            format!("'far', token, 'me', fence, {most}, expires_us, renewals, ttl_us"),
+            format!("'later', token, 'me', fence, acquired_us, {most}, renewals, -1"),
+            format!("'renewed', token, 'me', fence, acquired_us, {most}, {least}, {least}"),
+        ] {
+            db.execute(&format!("{copy} {row} {from}")).await;
+        }
+        let mut expected = vec![
+            ["before", "unreadable", "it was acquired before 1970 or after 9999"],
+            ["far", "unreadable", "it was acquired before 1970 or after 9999"],
+            ["good", "held", ""],
+            ["later", "unreadable", "its ttl is negative"],
+            ["renewed", "unreadable", "its ttl is negative"],
+        ];
+        // Elsewhere the column has the right length.
+        if S::NAME == "PostgreSQL" || S::NAME == "SQLite" {
+            let row = "'token', substr(token, 2), 'me', fence, acquired_us, expires_us, renewals, ttl_us";
+            db.execute(&format!("{copy} {row} {from}")).await;
+            expected.push(["token", "unreadable", "its token does not have 16 bytes"]);
+        }
+        let on = url(&db.url);
+        let seen = listed(&on, &[]).await;
+        let seen: Vec<_> = seen.iter().map(|it| texts(it, ["key", "state", "flaw"])).collect();
+        assert_eq!(seen, expected);
+        let shown = output(lockkit(&on, &["ls"])).await;
+        let shown = String::from_utf8(shown.stdout).expect("UTF-8");
+        assert!(shown.lines().count() == expected.len() + 1, "{shown}");
+        assert!(shown.contains("unreadable: its ttl is negative"), "{shown}");
+    }
+}
