@@ -65,6 +65,15 @@ pub struct Line<'w> {
     pub also: Vec<i64>,
 }
 
+/// The numbers of the sessions that wait or hold what others wait for.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn sessions_of(waits: &[Wait]) -> Vec<i64> {
+    let mut ids: Vec<i64> = waits.iter().flat_map(|it| it.holders.iter().copied().chain([it.waiter])).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
 impl Session {
     /// What it is doing in one line, with at most so many characters of its statement.
     pub fn does(&self, most: usize) -> String {
@@ -103,12 +112,7 @@ impl Waits {
     ///
     /// Only reads.
     pub async fn of<DB: Inspect>(conn: &mut DB::Connection, keys: &[Key]) -> Result<Self> {
-        let (waits, unseen) = DB::waits(conn, keys).await?;
-        let mut ids: Vec<i64> = waits.iter().flat_map(|it| it.holders.iter().copied().chain([it.waiter])).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let sessions = if ids.is_empty() { Vec::new() } else { DB::sessions(conn, &ids).await? };
-        Ok(Self { sessions, waits, unseen })
+        DB::waits(conn, keys).await
     }
 
     /// The sessions as a tree: those who hold first, and below each those who wait for it. Each session has one line.

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use lockkit::{Leases, NamedLock, SessionLock, Wait};
+use lockkit_inspect::Waits;
 use serde_json::Value;
-use support::{Server, TestDb, User, on_every_server};
+use support::{Server, TestDb, User, on_databases, on_every_server};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -166,5 +167,42 @@ on_every_server! {
         }
         reader.commit().await.unwrap();
         timeout(PATIENCE, altered).await.expect("it goes on").unwrap();
+    }
+}
+
+on_databases! { [mariadb, mysql]
+    async fn one_look_asks_for_the_version_of_the_server_once<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE items (item_id INT PRIMARY KEY, stock INT)").await;
+        db.execute("INSERT INTO items VALUES (1, 9)").await;
+        let take = "UPDATE items SET stock = stock - 1 WHERE item_id = 1";
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, take).await.unwrap();
+        let pool = db.pool.clone();
+        let waiting = tokio::spawn(async move {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            S::execute(&mut tx, take).await.unwrap();
+            tx.commit().await.unwrap();
+        });
+        let mut conn = db.connect().await;
+        let id = S::fetch_i64(&mut conn, id_of::<S>()).await.unwrap().expect("a number");
+        db.execute("SET GLOBAL log_output = 'TABLE'").await;
+        db.execute("SET GLOBAL general_log = ON").await;
+        let looking = async {
+            let mut looks = 1;
+            while Waits::of::<<S as Server>::DB>(&mut conn, &[]).await.unwrap().sessions.len() != 2 {
+                looks += 1;
+                sleep(Duration::from_millis(150)).await;
+            }
+            looks
+        };
+        let looks: i64 = timeout(PATIENCE, looking).await.expect("both are seen");
+        db.execute("SET GLOBAL general_log = OFF").await;
+        let asked = format!(
+            "SELECT COUNT(*) FROM mysql.general_log
+             WHERE thread_id = {id} AND command_type = 'Execute' AND argument LIKE '%VERSION()%'"
+        );
+        assert_eq!(db.fetch_i64(&asked).await, Some(looks));
+        holder.commit().await.unwrap();
+        timeout(PATIENCE, waiting).await.expect("it goes on").unwrap();
     }
 }

@@ -1,5 +1,7 @@
 //! What an operator asks a database. All SQL of this crate is in the folders below; they share no statement.
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod columns;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
@@ -12,7 +14,7 @@ use std::future::Future;
 use lockkit::{Key, dialect::Dialect};
 use sqlx::{Database, Pool, Result};
 
-use crate::{Finding, Plan, Session, Wait};
+use crate::{Finding, Plan, Waits};
 
 /// A database, as an operator sees it. It is implemented for each one that a feature has switched on.
 ///
@@ -25,16 +27,9 @@ use crate::{Finding, Plan, Session, Wait};
 ///
 /// Each only reads, and a call that is dropped leaves no setting behind.
 pub trait Inspect: Dialect {
-    /// What each lock that a session waits for is called, and who has it, the one that has waited longest first. Leases
-    /// are not among them. The keys are those whose locks can be named, where the server knows a hash only. Also
-    /// returns what the user may not see, with the statement that grants it.
-    fn waits(
-        conn: &mut Connection<Self>,
-        keys: &[Key],
-    ) -> impl Future<Output = Result<(Vec<Wait>, Vec<String>)>> + Send;
-
-    /// The sessions with these numbers.
-    fn sessions(conn: &mut Connection<Self>, ids: &[i64]) -> impl Future<Output = Result<Vec<Session>>> + Send;
+    /// The locks that sessions wait for, and the sessions that wait or hold them. Leases are not among them. The keys
+    /// are those whose locks can be named, where the server knows a hash only.
+    fn waits(conn: &mut Connection<Self>, keys: &[Key]) -> impl Future<Output = Result<Waits>> + Send;
 
     /// What is wrong with the server, its settings, and the rights on lockkit's tables, of the user or of `role`.
     fn findings(conn: &mut Connection<Self>, role: Option<&str>) -> impl Future<Output = Result<Vec<Finding>>> + Send;

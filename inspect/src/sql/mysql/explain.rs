@@ -7,13 +7,13 @@ use lockkit::Key;
 use sqlx::{AssertSqlSafe, MySqlConnection, Result, Row, mysql::MySqlRow};
 
 use super::{is_denied, is_maria, user};
-use crate::{Session, Wait};
+use crate::{Session, Wait, Waits, sql::columns::Columns, waits::sessions_of};
 
 /// The name of a session lock on the server.
 const NAME: &str = "SHA2(CONCAT('lockkit:session:', IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), \
                     CHAR(0), ?), 256)";
 
-pub(super) async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+pub(super) async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Waits> {
     let is_maria = is_maria(conn).await?;
     let mut unseen = Vec::new();
     let mut waits = match rows(conn, is_maria).await {
@@ -34,7 +34,8 @@ pub(super) async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<(V
             sessions => waits.extend(sessions?),
         }
     }
-    Ok((waits, unseen))
+    let sessions = sessions(conn, is_maria, &sessions_of(&waits)).await?;
+    Ok(Waits { sessions, waits, unseen })
 }
 
 /// Waits for rows, and with them for named locks.
@@ -73,7 +74,7 @@ async fn rows(conn: &mut MySqlConnection, is_maria: bool) -> Result<Vec<Wait>> {
     let found = sqlx::query(AssertSqlSafe(waits)).fetch_all(&mut *conn).await?;
     let mut waits: Vec<Wait> = Vec::new();
     for row in found {
-        let (waiter, holder) = (row.try_get("waiter")?, row.try_get("holder")?);
+        let (waiter, holder): (i64, i64) = (row.try_get("waiter")?, row.try_get("holder")?);
         if let Some(wait) = waits.iter_mut().find(|it| it.waiter == waiter) {
             if !wait.holders.contains(&holder) {
                 wait.holders.push(holder);
@@ -81,13 +82,9 @@ async fn rows(conn: &mut MySqlConnection, is_maria: bool) -> Result<Vec<Wait>> {
             continue;
         }
         let lock = lock(conn, &row).await?;
-        waits.push(Wait { waiter, waits_ms: millis(&row)?, lock, holders: vec![holder] });
+        waits.push(Columns(&row).wait(lock, vec![holder])?);
     }
     Ok(waits)
-}
-
-fn millis(row: &MySqlRow) -> Result<u64> {
-    Ok(row.try_get::<Option<i64>, _>("waits_ms")?.and_then(|it| it.try_into().ok()).unwrap_or(0))
 }
 
 /// The lock that a session waits for, as people call it.
@@ -157,8 +154,7 @@ async fn mysql_sessions(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Vec<
             None => format!("session lock {name:.8}…"),
         };
         let holders: String = row.try_get("holders")?;
-        let holders = holders.split(',').filter_map(|it| it.parse().ok()).collect();
-        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
+        Columns(row).wait(lock, holders.split(',').filter_map(|it| it.parse().ok()).collect())
     };
     waits.fetch_all(conn).await?.iter().map(wait).collect()
 }
@@ -191,24 +187,21 @@ async fn maria_sessions(conn: &mut MySqlConnection, keys: &[Key], unseen: &mut V
         (holders, held) = (Vec::new(), Vec::new());
     }
     let lock = if held.is_empty() { "a session lock".to_owned() } else { format!("session lock {}", held.join(", ")) };
-    let wait = |row: &MySqlRow| {
-        let (lock, holders) = (lock.clone(), holders.clone());
-        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
-    };
+    let wait = |row: &MySqlRow| Columns(row).wait(lock.clone(), holders.clone());
     if !tables.is_empty() {
         let told = "MariaDB does not say who uses the table that a session waits for: INSTALL SONAME \
                     'metadata_lock_info'; and look into information_schema.METADATA_LOCK_INFO";
         unseen.push(told.to_owned());
     }
-    let table = |row: &MySqlRow| {
-        let lock = "a table that others use".to_owned();
-        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders: Vec::new() })
-    };
+    let table = |row: &MySqlRow| Columns(row).wait("a table that others use".to_owned(), Vec::new());
     waiting.iter().map(wait).chain(tables.iter().map(table)).collect()
 }
 
-pub(super) async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<Vec<Session>> {
-    let list = if is_maria(conn).await? { "information_schema.PROCESSLIST" } else { "performance_schema.processlist" };
+async fn sessions(conn: &mut MySqlConnection, is_maria: bool, ids: &[i64]) -> Result<Vec<Session>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let list = if is_maria { "information_schema.PROCESSLIST" } else { "performance_schema.processlist" };
     let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let select = |transaction: &str, join: &str| {
         format!(
@@ -217,7 +210,8 @@ pub(super) async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<
                  CAST(CONCAT(p.USER, '@', p.HOST) AS CHAR) AS name,
                  CAST({transaction} AS SIGNED) AS transaction_ms,
                  CAST(LOWER(p.COMMAND) AS CHAR) AS state,
-                 CAST(COALESCE(p.INFO, '') AS CHAR) AS statement
+                 CAST(COALESCE(p.INFO, '') AS CHAR) AS statement,
+                 CAST(CONCAT('KILL ', p.ID, ';') AS CHAR) AS end_by
              FROM {list} AS p {join}
              WHERE FIND_IN_SET(p.ID, ?)"
         )
@@ -230,18 +224,7 @@ pub(super) async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<
         }
         rows => rows?,
     };
-    let session = |row: &MySqlRow| {
-        let id: i64 = row.try_get("id")?;
-        Ok(Session {
-            id,
-            name: row.try_get("name")?,
-            transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
-            state: row.try_get("state")?,
-            statement: row.try_get("statement")?,
-            end_by: format!("KILL {id};"),
-        })
-    };
-    rows.iter().map(session).collect()
+    rows.iter().map(|row| Columns(row).session()).collect()
 }
 
 #[cfg(test)]

@@ -7,15 +7,11 @@ use lockkit::{Key, SessionLock};
 use sqlx::{MySql, MySqlConnection, MySqlPool, Result};
 
 use super::{Inspect, SetMost};
-use crate::{Finding, Plan, Session, Wait};
+use crate::{Finding, Plan, Waits};
 
 impl Inspect for MySql {
-    async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+    async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Waits> {
         explain::waits(conn, keys).await
-    }
-
-    async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<Vec<Session>> {
-        explain::sessions(conn, ids).await
     }
 
     async fn findings(conn: &mut MySqlConnection, _role: Option<&str>) -> Result<Vec<Finding>> {

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use lockkit::Key;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Result, Row, postgres::PgRow};
 
-use crate::{Session, Wait};
+use crate::{Session, Waits, sql::columns::Columns, waits::sessions_of};
 
 /// In a transaction and without names for statements, so that it works behind a pooler and leaves no setting behind.
-pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<Waits> {
     let mut tx = conn.begin().await?;
     // Reading a row must not wait for the ALTER TABLE that is looked for.
     sqlx::raw_sql("SET LOCAL lock_timeout = '200ms'").execute(&mut *tx).await?;
@@ -41,17 +41,11 @@ pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<
     let mut waits = Vec::new();
     for row in rows {
         let lock = lock(&mut tx, &row, &names, &mut places).await?;
-        let waits_ms: Option<i64> = row.try_get("waits_ms")?;
         let mut holders: Vec<i64> = row.try_get("holders")?;
         // A group of parallel workers is named once for each.
         holders.sort_unstable();
         holders.dedup();
-        waits.push(Wait {
-            waiter: row.try_get("waiter")?,
-            waits_ms: waits_ms.and_then(|it| it.try_into().ok()).unwrap_or(0),
-            lock,
-            holders,
-        });
+        waits.push(Columns(&row).wait(lock, holders)?);
     }
     let unseen = sqlx::query_scalar(
         "SELECT format('%I may not see what other users do: GRANT pg_monitor TO %I;', current_user, current_user)
@@ -59,7 +53,7 @@ pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<
     );
     let unseen = unseen.persistent(false).fetch_all(&mut *tx).await?;
     tx.rollback().await?;
-    Ok((waits, unseen))
+    Ok(Waits { sessions: sessions(conn, &sessions_of(&waits)).await?, waits, unseen })
 }
 
 /// The rows that were read, by table and place. After one that cannot be read no other is tried: a lock on the table
@@ -142,7 +136,11 @@ async fn row_at(conn: &mut PgConnection, table: &str, place: String, places: &mu
     Ok(row)
 }
 
-pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<Session>> {
+async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<Session>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    // The prepared transactions are one session, because the server does not tell which of them holds a lock.
     let rows = sqlx::query(
         "SELECT
              pid::bigint AS id,
@@ -152,47 +150,22 @@ pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec
              CASE WHEN state IS NULL THEN '' ELSE query END AS statement,
              format('SELECT pg_terminate_backend(%s);', pid) AS end_by
          FROM pg_stat_activity
-         WHERE pid = ANY ($1)",
+         WHERE pid = ANY ($1)
+         UNION ALL
+         SELECT
+             $2,
+             'prepared: ' || string_agg(gid, ', ' ORDER BY prepared),
+             (extract(epoch FROM clock_timestamp() - min(prepared)) * 1000)::bigint,
+             'prepared',
+             '',
+             string_agg(format('ROLLBACK PREPARED %L;', gid), ' ' ORDER BY prepared)
+         FROM pg_prepared_xacts
+         WHERE database = current_database()
+         HAVING count(*) > 0 AND $2 = ANY ($1)",
     );
-    let rows = rows.bind(ids).persistent(false).fetch_all(&mut *conn).await?;
-    let session = |row: &PgRow| {
-        Ok(Session {
-            id: row.try_get("id")?,
-            name: row.try_get("name")?,
-            transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
-            state: row.try_get("state")?,
-            statement: row.try_get("statement")?,
-            end_by: row.try_get("end_by")?,
-        })
-    };
-    let mut sessions: Vec<Session> = rows.iter().map(session).collect::<Result<_>>()?;
-    if ids.contains(&PREPARED) {
-        sessions.extend(prepared(conn).await?);
-    }
-    Ok(sessions)
+    let rows = rows.bind(ids).bind(PREPARED).persistent(false).fetch_all(conn).await?;
+    rows.iter().map(|row| Columns(row).session()).collect()
 }
 
 /// What the server calls the holder of a lock that belongs to no session.
 const PREPARED: i64 = 0;
-
-/// The prepared transactions of this database as one session, because the server does not tell them apart.
-async fn prepared(conn: &mut PgConnection) -> Result<Option<Session>> {
-    let row = sqlx::query(
-        "SELECT
-             'prepared: ' || string_agg(gid, ', ' ORDER BY prepared) AS name,
-             (extract(epoch FROM clock_timestamp() - min(prepared)) * 1000)::bigint AS transaction_ms,
-             string_agg(format('ROLLBACK PREPARED %L;', gid), ' ' ORDER BY prepared) AS end_by
-         FROM pg_prepared_xacts
-         WHERE database = current_database()
-         HAVING count(*) > 0",
-    );
-    let Some(row) = row.persistent(false).fetch_optional(conn).await? else { return Ok(None) };
-    Ok(Some(Session {
-        id: PREPARED,
-        name: row.try_get("name")?,
-        transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
-        state: "prepared".to_owned(),
-        statement: String::new(),
-        end_by: row.try_get("end_by")?,
-    }))
-}

@@ -7,15 +7,11 @@ use lockkit::{Key, SessionLock};
 use sqlx::{PgConnection, PgPool, Postgres, Result};
 
 use super::{Inspect, SetMost};
-use crate::{Finding, Plan, Session, Wait};
+use crate::{Finding, Plan, Waits};
 
 impl Inspect for Postgres {
-    async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+    async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<Waits> {
         explain::waits(conn, keys).await
-    }
-
-    async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<Session>> {
-        explain::sessions(conn, ids).await
     }
 
     async fn findings(conn: &mut PgConnection, role: Option<&str>) -> Result<Vec<Finding>> {

@@ -6,15 +6,12 @@ use lockkit::Key;
 use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{Inspect, SetMost};
-use crate::{Finding, Plan, Session, Wait};
+use crate::{Finding, Plan, Waits};
 
 impl Inspect for Sqlite {
-    async fn waits(_conn: &mut SqliteConnection, _keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
-        Ok((Vec::new(), vec!["SQLite does not say who holds its write lock, nor who waits for it".to_owned()]))
-    }
-
-    async fn sessions(_conn: &mut SqliteConnection, _ids: &[i64]) -> Result<Vec<Session>> {
-        Ok(Vec::new())
+    async fn waits(_conn: &mut SqliteConnection, _keys: &[Key]) -> Result<Waits> {
+        let unseen = vec!["SQLite does not say who holds its write lock, nor who waits for it".to_owned()];
+        Ok(Waits { unseen, ..Waits::default() })
     }
 
     async fn findings(conn: &mut SqliteConnection, _role: Option<&str>) -> Result<Vec<Finding>> {
