@@ -8,8 +8,8 @@ use std::{
 
 use dotenvy::Error;
 
-/// Sets the variables of the file that are not set yet. An error names the file, the line and what is wrong with it, and
-/// shows no value: it may be a password. The variables above that line are set.
+/// Sets the variables of the file that are not set yet. An error names the file, the line and what is wrong with it. It
+/// shows no value, which may be a password. The variables above that line are set.
 pub(crate) fn load() -> Result<(), String> {
     let path = path().unwrap_or_default();
     match dotenvy::from_path(&path) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lockkit::{Leases, NamedLock, SessionLock, Wait};
 use lockkit_inspect::Waits;
 use serde_json::Value;
+use sqlx::Connection;
 use support::{Server, TestDb, User, on_databases, on_every_server};
 use tokio::{
     task::JoinSet,
@@ -204,5 +205,41 @@ on_databases! { [mariadb, mysql]
         assert_eq!(db.fetch_i64(&asked).await, Some(looks));
         holder.commit().await.unwrap();
         timeout(PATIENCE, waiting).await.expect("it goes on").unwrap();
+    }
+}
+
+on_every_server! {
+    async fn a_prepared_transaction_is_named_and_ended_by_what_it_says<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE items (item_id INT PRIMARY KEY, stock INT)").await;
+        db.execute("INSERT INTO items VALUES (1, 9)").await;
+        let take = "UPDATE items SET stock = stock - 1 WHERE item_id = 1";
+        let name = format!("prepared for {}'s", db.name());
+        let quoted = name.replace('\'', "''");
+        let mut conn = db.connect().await;
+        for statement in if S::NAME == "PostgreSQL" {
+            ["BEGIN".to_owned(), take.to_owned(), format!("PREPARE TRANSACTION '{quoted}'")].to_vec()
+        } else {
+            let xa = |step| format!("XA {step} '{quoted}', 'branch', 7");
+            [xa("START"), take.to_owned(), xa("END"), xa("PREPARE")].to_vec()
+        } {
+            S::execute(&mut conn, &statement).await.unwrap();
+        }
+        // Its session ends, and the locks stay.
+        conn.close().await.unwrap();
+        let pool = db.pool.clone();
+        let waiting = tokio::spawn(async move {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            S::execute(&mut tx, take).await.unwrap();
+            tx.commit().await.unwrap();
+        });
+        let on = url(&db.url);
+        let picture = picture(&on, &[], |it| it["waits"] != serde_json::json!([])).await;
+        assert_eq!(picture["waits"][0]["holders"], serde_json::json!([0]), "{picture}");
+        let sessions = picture["sessions"].as_array().expect("a list");
+        let prepared = sessions.iter().find(|it| it["id"] == 0).expect("it is listed");
+        assert_eq!((&prepared["name"], &prepared["state"]), (&format!("prepared: {name}").into(), &"prepared".into()));
+        db.execute(prepared["end_by"].as_str().expect("a statement")).await;
+        timeout(PATIENCE, waiting).await.expect("it goes on").unwrap();
+        assert_eq!(db.fetch_i64("SELECT stock FROM items").await, Some(8));
     }
 }

@@ -34,7 +34,18 @@ pub(super) async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Wa
             sessions => waits.extend(sessions?),
         }
     }
-    let sessions = sessions(conn, is_maria, &sessions_of(&waits)).await?;
+    let ids = sessions_of(&waits);
+    let mut sessions = sessions(conn, is_maria, &ids).await?;
+    if ids.contains(&PREPARED) {
+        match prepared(conn).await {
+            Err(sqlx::Error::Database(_)) => {
+                let user = user(conn).await?;
+                let grant = "GRANT XA_RECOVER_ADMIN ON *.* TO";
+                unseen.push(format!("{user} may not see prepared transactions: {grant} {user};"));
+            }
+            prepared => sessions.extend(prepared?),
+        }
+    }
     Ok(Waits { sessions, waits, unseen })
 }
 
@@ -225,6 +236,36 @@ async fn sessions(conn: &mut MySqlConnection, is_maria: bool, ids: &[i64]) -> Re
         rows => rows?,
     };
     rows.iter().map(|row| Columns(row).session()).collect()
+}
+
+/// What the server calls the session of a prepared transaction whose own has ended.
+const PREPARED: i64 = 0;
+
+/// The prepared transactions of the server as one session, because it does not tell which of them holds a lock.
+async fn prepared(conn: &mut MySqlConnection) -> Result<Option<Session>> {
+    let rows = sqlx::raw_sql("XA RECOVER").fetch_all(conn).await?;
+    let (mut names, mut ends) = (Vec::new(), Vec::new());
+    for row in &rows {
+        let [format, global, branch] = ["formatID", "gtrid_length", "bqual_length"].map(|it| row.try_get::<i64, _>(it));
+        let (format, global, branch) = (format?, global?, branch?);
+        let id: &[u8] = row.try_get("data")?;
+        let (id, rest) = id.split_at_checked(global.try_into().unwrap_or(0)).unwrap_or((id, &[]));
+        let branch = rest.get(..branch.try_into().unwrap_or(0)).unwrap_or(rest);
+        names.push(String::from_utf8_lossy(id).into_owned());
+        ends.push(format!("XA ROLLBACK X'{}', X'{}', {format};", hex(id), hex(branch)));
+    }
+    Ok((!rows.is_empty()).then(|| Session {
+        id: PREPARED,
+        name: format!("prepared: {}", names.join(", ")),
+        transaction_ms: None,
+        state: "prepared".to_owned(),
+        statement: String::new(),
+        end_by: ends.join(" "),
+    }))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }
 
 #[cfg(test)]

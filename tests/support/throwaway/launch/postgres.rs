@@ -26,6 +26,7 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
         "max_connections=400",
+        "max_prepared_transactions=20",
         "fsync=off",
         "synchronous_commit=off",
         "full_page_writes=off",
