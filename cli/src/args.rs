@@ -212,6 +212,10 @@ pub(crate) struct LsArgs {
     #[arg(default_value = "")]
     pub(crate) prefix: String,
 
+    /// Also those whose holder died and that nobody has taken since; a database keeps them for a week
+    #[arg(long)]
+    pub(crate) all: bool,
+
     /// Print a JSON object for each lease, on a line of its own
     #[arg(long)]
     pub(crate) json: bool,

@@ -14,7 +14,7 @@ use crate::{
     block_on,
     exit::{Exit, print},
     secret::Secrets,
-    table::{json, printable, rounded, table},
+    table::{json, json_of_died, printable, rounded, table},
     target::{Act, Target},
 };
 
@@ -48,14 +48,15 @@ impl Act for Ls<'_> {
         let (args, leases) = (self.0, Leases::new(store));
         loop {
             let listed = leases.list(&args.prefix).await?;
+            let died = if args.all { leases.expired(&args.prefix).await? } else { Vec::new() };
             let mut text = String::new();
             if args.json {
-                for lease in &listed {
-                    text += &json(lease).to_string();
+                for lease in listed.iter().map(json).chain(died.iter().map(json_of_died)) {
+                    text += &lease.to_string();
                     text.push('\n');
                 }
-            } else if !listed.is_empty() || stdout().is_terminal() {
-                text = table(&listed) + "\n";
+            } else if !listed.is_empty() || !died.is_empty() || stdout().is_terminal() {
+                text = table(&listed, &died) + "\n";
             }
             if args.watch.is_some() && !args.json && stdout().is_terminal() {
                 // The cursor goes to the top, and what was there is cleared.
@@ -76,7 +77,7 @@ impl Act for Show {
     async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
         let Self(args) = self;
         let Some(lease) = Leases::new(store).show(&args.name).await? else { return Ok(not_held(&args.name)) };
-        let text = if args.json { json(&lease).to_string() } else { table(&[lease]) };
+        let text = if args.json { json(&lease).to_string() } else { table(&[lease], &[]) };
         print(&text)?;
         Ok(Exit::Success)
     }
@@ -117,7 +118,7 @@ impl Act for Steal {
             if !stdin().is_terminal() {
                 bail!("nobody is there to be asked: give --yes --fence {}", lease.fence);
             }
-            eprintln!("{}", table(std::slice::from_ref(&lease)));
+            eprintln!("{}", table(std::slice::from_ref(&lease), &[]));
             eprint!("Its holder may be in the middle of its work. Type the name to take the lease away: ");
             stderr().flush()?;
             let mut typed = String::new();
@@ -128,7 +129,7 @@ impl Act for Steal {
         }
         let Some(stolen) = leases.steal_if(&args.name, lease.fence).await? else {
             if let Some(flaw) = lease.flaw {
-                bail!("nothing was taken: lockkit has not written this lease, {flaw}; delete its row");
+                bail!("nothing was taken: lockkit has not written this lease, {flaw}; set its token to NULL");
             }
             eprintln!("lockkit: the lease has changed its holder meanwhile: nothing was taken");
             return Ok(Exit::Lost);

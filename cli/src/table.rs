@@ -7,7 +7,10 @@ use std::{
 };
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
-use lockkit::store::LeaseInfo;
+use lockkit::{
+    Key,
+    store::{LeaseInfo, Previous},
+};
 use serde_json::{Value, json};
 
 /// A lease as JSON, with the keys that the manual names.
@@ -23,6 +26,24 @@ pub(crate) fn json(lease: &LeaseInfo) -> Value {
         "renewals": lease.renewals,
         "state": state(lease),
         "flaw": lease.flaw,
+        "expired_ms": null,
+    })
+}
+
+/// A lease whose holder died, with the same keys.
+pub(crate) fn json_of_died((key, died): &(Key, Previous)) -> Value {
+    json!({
+        "key": key.as_str(),
+        "holder": died.holder,
+        "fence": died.fence.get(),
+        "acquired_at": null,
+        "held_ms": null,
+        "expires_in_ms": 0,
+        "ttl_ms": null,
+        "renewals": null,
+        "state": "died",
+        "flaw": null,
+        "expired_ms": millis(died.expired_for),
     })
 }
 
@@ -48,8 +69,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The leases, one a line.
-pub(crate) fn table(leases: &[LeaseInfo]) -> String {
+/// The leases, one a line, and below them those whose holders died.
+pub(crate) fn table(leases: &[LeaseInfo], died: &[(Key, Previous)]) -> String {
     let row = |lease: &LeaseInfo| {
         [
             printable(lease.key.as_str()),
@@ -61,7 +82,13 @@ pub(crate) fn table(leases: &[LeaseInfo]) -> String {
             state(lease).to_owned() + &lease.flaw.map(|it| format!(": {it}")).unwrap_or_default(),
         ]
     };
-    columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED", "STATE"], leases.iter().map(row))
+    let row_of_died = |(key, died): &(Key, Previous)| {
+        let [held, left, renewed] = [const { String::new() }; 3];
+        let state = format!("died {} ago", rounded(died.expired_for));
+        [printable(key.as_str()), printable(&died.holder), died.fence.to_string(), held, left, renewed, state]
+    };
+    let rows = leases.iter().map(row).chain(died.iter().map(row_of_died));
+    columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED", "STATE"], rows)
 }
 
 /// A table with these headings. On a terminal it is as wide as that.
@@ -109,7 +136,7 @@ mod tests {
     fn a_table_has_a_line_for_each_lease_and_nothing_that_moves_the_cursor() {
         let leases = [lease("nightly"), lease("a\u{1b}[2J\nb")];
         let lines: Vec<String> =
-            table(&leases).lines().map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+            table(&leases, &[]).lines().map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         assert_eq!(
             lines,
             [
@@ -136,6 +163,7 @@ mod tests {
         let expected = json!({
             "key": "a\"b", "holder": "api-3/811", "fence": 7, "acquired_at": "1970-01-01T00:00:00.000Z",
             "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38, "state": "held", "flaw": null,
+            "expired_ms": null,
         });
         assert_eq!(json(&lease("a\"b")), expected);
     }
@@ -150,6 +178,6 @@ mod tests {
         assert_eq!(shown["acquired_at"], Value::Null, "the year 10,000");
         lease.acquired_at = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
         assert_eq!(json(&lease)["acquired_at"], Value::Null);
-        assert!(table(&[lease]).ends_with("unreadable: its ttl is negative"));
+        assert!(table(&[lease], &[]).ends_with("unreadable: its ttl is negative"));
     }
 }

@@ -1,5 +1,7 @@
 //! `lockkit ls`: which leases it shows, and how.
 
+use std::time::Duration;
+
 use lockkit::Leases;
 use serde_json::Value;
 use support::{Server, TestDb, on_every_database};
@@ -56,5 +58,32 @@ on_every_database! {
         let shown = String::from_utf8(shown.stdout).expect("UTF-8");
         assert!(shown.lines().count() == expected.len() + 1, "{shown}");
         assert!(shown.contains("unreadable: its ttl is negative"), "{shown}");
+    }
+
+    async fn a_lease_whose_holder_died_is_shown_with_all_until_another_takes_it<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let of = async |key: &str| leases.lease(key).acquire().await.unwrap();
+        let (dead, _held) = (of("dead").await, of("held").await);
+        of("released").await.release().await.unwrap();
+        // Its row still has a token after its end.
+        leases.lease("kept").min_hold(Duration::from_secs(3600)).acquire().await.unwrap().release().await.unwrap();
+        db.execute("UPDATE lockkit_lease SET expires_us = expires_us - 90000000 WHERE name = 'dead'").await;
+        db.execute("UPDATE lockkit_lease SET expires_us = 1000000 WHERE name = 'kept'").await;
+        let on = url(&db.url);
+        let seen = |listed: Vec<Value>| {
+            listed.iter().map(|it| texts(it, ["key", "state"]).map(str::to_owned)).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(listed(&on, &[]).await), [["held", "held"]]);
+        let all = listed(&on, &["--all"]).await;
+        let died = &all[1];
+        assert_eq!((&died["holder"], &died["fence"]), (&all[0]["holder"], &dead.fence().get().into()));
+        assert!((60_000..120_000).contains(&died["expired_ms"].as_u64().expect("a time")), "{died}");
+        assert_eq!(seen(all), [["held", "held"], ["dead", "died"]]);
+        assert_eq!(seen(listed(&on, &["--all", "hel"]).await), [["held", "held"]]);
+        let shown = output(lockkit(&on, &["ls", "--all", "dea"])).await;
+        assert!(String::from_utf8(shown.stdout).expect("UTF-8").contains("died 1m"));
+        let next = leases.lease("dead").acquire().await.unwrap();
+        assert_eq!(seen(listed(&on, &["--all"]).await), [["dead", "held"], ["held", "held"]]);
+        next.release().await.unwrap();
     }
 }

@@ -57,6 +57,7 @@ on_every_database! {
         is_send("Leases::migrate", leases.migrate());
         is_send("Leases::show", leases.show("k"));
         is_send("Leases::list", leases.list("k"));
+        is_send("Leases::expired", leases.expired("k"));
         is_send("Leases::steal", leases.steal("k"));
         is_send("Leases::steal_if", leases.steal_if("k", 1.into()));
         is_send("Leases::close", leases.close());

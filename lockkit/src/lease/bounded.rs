@@ -16,7 +16,10 @@ use crate::{
     body::task::no_answer,
     lease::{
         life::state::Pin,
-        store::{Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
+        store::{
+            Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Previous, Profile, Release,
+            Renewal,
+        },
     },
     mutex::Mutex,
     policy::check_duration,
@@ -185,6 +188,11 @@ impl<S: LeaseStore> Bounded<S> {
 
     pub(crate) async fn list(&self, prefix: &str, most: u32, limit: Duration) -> Result<Vec<LeaseRecord>> {
         let answer = self.answer(limit, self.store.lease_list(prefix, most)).await;
+        self.or_silence("listing leases", None, answer).await
+    }
+
+    pub(crate) async fn expired(&self, prefix: &str, most: u32, limit: Duration) -> Result<Vec<(Key, Previous)>> {
+        let answer = self.answer(limit, self.store.lease_expired(prefix, most)).await;
         self.or_silence("listing leases", None, answer).await
     }
 

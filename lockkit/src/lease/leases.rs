@@ -14,7 +14,7 @@ use crate::{
         bounded::LIMIT,
         life::state::Event,
         queue::wait::FIRST_ANSWER,
-        store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
+        store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Previous, Release},
     },
     value::{
         error::{Error, Result},
@@ -100,6 +100,33 @@ impl<S: LeaseStore> Leases<S> {
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
         let held = self.0.store().list(prefix, LIST_LIMIT, LIMIT).await?;
         Ok(held.into_iter().map(|it| self.0.shown(it)).collect())
+    }
+
+    /// The leases whose key starts with `prefix` that have expired without a release, and that nobody has taken since,
+    /// in the order of their keys, at most 10,000. Their holders died, hung or were cut off. Reads only.
+    ///
+    /// A database keeps them for a week. Other stores forget a lease when it expires, so on these the list is empty.
+    ///
+    /// # Errors
+    /// [`Error::NotMigrated`], [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: this only reads.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let leases = lockkit::Leases::new(lockkit::testing::MemoryStore::new());
+    /// let lease = leases.lease("nightly").acquire().await?;
+    /// leases.store().expire("nightly"); // as if its process had died
+    /// for (key, died) in leases.expired("").await? {
+    ///     println!("{key} has been free for {:?}, since {} died", died.expired_for, died.holder);
+    /// }
+    /// # assert_eq!(leases.expired("night").await?[0].1.fence, lease.fence());
+    /// # Ok(()) }
+    /// ```
+    pub async fn expired(&self, prefix: &str) -> Result<Vec<(Key, Previous)>> {
+        self.0.store().expired(prefix, LIST_LIMIT, LIMIT).await
     }
 
     /// Takes the lease from its holder and leaves it free, for operators. Returns the lease that was taken, or `None`

@@ -90,6 +90,13 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Reads the currently held leases whose key starts with `prefix`, in the order of their keys, at most `limit`.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<LeaseRecord>>> + Send;
 
+    /// Reads the leases whose key starts with `prefix` that expired without a release and were not taken since, in the
+    /// order of their keys, at most `limit`. By default there are none: the store forgets a lease that expires.
+    fn lease_expired(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<(Key, Previous)>>> + Send {
+        let _ = (prefix, limit);
+        std::future::ready(Ok(Vec::new()))
+    }
+
     /// Deletes up to `limit` keys that had no holder for `retention`, and returns how many were deleted. A later grant
     /// must still have a greater fence than any that was deleted.
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;

@@ -164,6 +164,13 @@ pub trait LeaseStatements: Driver {
         limit: u32,
     ) -> impl Future<Output = sqlx::Result<Vec<LeaseRecord>>> + Send;
 
+    /// See [`LeaseStore::lease_expired`](crate::LeaseStore::lease_expired).
+    fn lease_expired(
+        conn: &mut Self::Connection,
+        prefix: &str,
+        limit: u32,
+    ) -> impl Future<Output = sqlx::Result<Vec<(Key, Previous)>>> + Send;
+
     /// Among the first [`PAGE`] leases whose key is greater than `after`, deletes up to `limit` that had no holder for
     /// `retention`, and returns how many were deleted.
     fn lease_sweep(
@@ -314,11 +321,11 @@ pub(super) async fn lease_release_granted<DB: LeaseOps>(
 }
 
 /// The columns of a lease's row, the same on every database.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct HeldRow<'a> {
     /// Text, which need not be UTF-8 if lockkit has not written it.
     pub(super) name: &'a [u8],
-    pub(super) token: &'a [u8],
+    pub(super) token: Vec<u8>,
     /// Text, as `name`.
     pub(super) holder: &'a [u8],
     pub(super) fence: i64,
@@ -342,7 +349,7 @@ impl HeldRow<'_> {
         let flaw = self.flaw();
         let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, ttl_us, renewals } = self;
         // The token of a flawed row may be that of no row.
-        let token = token.try_into().map_or_else(|_| Token::random(), Token::from_bytes);
+        let token = <[u8; 16]>::try_from(token).map_or_else(|_| Token::random(), Token::from_bytes);
         let ahead = ttl_us.filter(|ttl_us| flaw.is_none() && is_ahead(expires_us, *ttl_us, now_us));
         let ahead = ahead.map(|ttl_us| (expires_us, ttl_us));
         // Saturating: an operator may have written any number.
@@ -362,6 +369,14 @@ impl HeldRow<'_> {
             flaw,
         };
         Found { held: LeaseRecord { token, info }, ahead }
+    }
+
+    /// The last holder, of a row that has expired.
+    pub(super) fn expired(self) -> (Key, Previous) {
+        let Self { name, holder, fence: number, now_us, expires_us, .. } = self;
+        let holder = String::from_utf8_lossy(holder);
+        let expired_for = duration(now_us.saturating_sub(expires_us));
+        (Key::from(&*String::from_utf8_lossy(name)), Previous::new(holder, fence(number), expired_for))
     }
 
     /// Why lockkit cannot have written the row.
@@ -469,10 +484,11 @@ mod tests {
             name in proptest::collection::vec(any::<u8>(), 0..4),
         ) {
             let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
-            let (name, token, holder) = (&name[..], &token[..], &name[..]);
+            let (name, holder, length) = (&name[..], &name[..], token.len());
             let row = HeldRow { name, token, holder, fence, acquired_us, now_us, expires_us, ttl_us, renewals };
+            row.clone().expired();
             let Found { held, ahead } = row.found();
-            prop_assert!(held.info.flaw.is_some() || token.len() == 16);
+            prop_assert!(held.info.flaw.is_some() || length == 16);
             prop_assert!(held.info.flaw.is_none() || ahead.is_none(), "it is left as it is");
         }
     }
@@ -481,7 +497,7 @@ mod tests {
     fn a_row_that_lockkit_cannot_have_written_says_why() {
         let row = HeldRow {
             name: b"k",
-            token: &[7; 16],
+            token: vec![7; 16],
             holder: b"host",
             fence: 1,
             acquired_us: 1,
@@ -491,17 +507,17 @@ mod tests {
             renewals: 0,
         };
         let flaw = |row: HeldRow<'_>| row.found().held.info.flaw.unwrap_or("none");
-        assert_eq!(flaw(row), "none");
+        assert_eq!(flaw(row.clone()), "none");
         for (row, expected) in [
-            (HeldRow { name: b"\xff", ..row }, "its name is not a key"),
-            (HeldRow { name: b"", ..row }, "its name is not a key"),
-            (HeldRow { token: &[7; 15], ..row }, "its token does not have 16 bytes"),
-            (HeldRow { fence: 0, ..row }, "its fence is not between 1 and 2^62"),
-            (HeldRow { fence: 1 << 62, ..row }, "its fence is not between 1 and 2^62"),
-            (HeldRow { acquired_us: -1, ..row }, "it was acquired before 1970 or after 9999"),
-            (HeldRow { acquired_us: i64::MAX, ..row }, "it was acquired before 1970 or after 9999"),
-            (HeldRow { ttl_us: Some(-1), ..row }, "its ttl is negative"),
-            (HeldRow { renewals: -1, ..row }, "its number of renewals is negative"),
+            (HeldRow { name: b"\xff", ..row.clone() }, "its name is not a key"),
+            (HeldRow { name: b"", ..row.clone() }, "its name is not a key"),
+            (HeldRow { token: vec![7; 15], ..row.clone() }, "its token does not have 16 bytes"),
+            (HeldRow { fence: 0, ..row.clone() }, "its fence is not between 1 and 2^62"),
+            (HeldRow { fence: 1 << 62, ..row.clone() }, "its fence is not between 1 and 2^62"),
+            (HeldRow { acquired_us: -1, ..row.clone() }, "it was acquired before 1970 or after 9999"),
+            (HeldRow { acquired_us: i64::MAX, ..row.clone() }, "it was acquired before 1970 or after 9999"),
+            (HeldRow { ttl_us: Some(-1), ..row.clone() }, "its ttl is negative"),
+            (HeldRow { renewals: -1, ..row.clone() }, "its number of renewals is negative"),
         ] {
             assert_eq!(flaw(row), expected);
         }

@@ -9,7 +9,7 @@ use super::LeaseOps;
 use crate::{
     lease::{
         life::state::Pin,
-        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Previous, Profile, Release, Renewal},
     },
     sql::{
         lease::{LastClaims, SweptTo, answers_sweep, lease_sweep},
@@ -130,6 +130,15 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         read!(on_living_connection!(
             self,
             call(self, Reach::LEASE, "listing leases", None, async |conn, _| DB::lease_list(conn, prefix, limit).await)
+        ))
+    }
+
+    async fn lease_expired(&self, prefix: &str, limit: u32) -> Result<Vec<(Key, Previous)>> {
+        read!(on_living_connection!(
+            self,
+            call(self, Reach::LEASE, "listing leases", None, async |conn, _| {
+                DB::lease_expired(conn, prefix, limit).await
+            })
         ))
     }
 

@@ -113,6 +113,12 @@ impl Row {
         self.token == Some(token) && self.expires > now
     }
 
+    /// The last holder, if the lease has expired and was not released.
+    fn expired(&self, now: i64) -> Option<Previous> {
+        let expired = self.token.is_some_and(|it| !it.is_nobody()) && self.expires <= now;
+        expired.then(|| Previous::new(&*self.holder, fence(self.fence), duration(now - self.expires)))
+    }
+
     fn info(&self, key: &Key, now: i64) -> LeaseInfo {
         LeaseInfo {
             key: key.clone(),
@@ -298,6 +304,17 @@ impl LeaseStore for MemoryStore {
         self.faults.call(Operation::List, None, act).await
     }
 
+    async fn lease_expired(&self, prefix: &str, limit: u32) -> Result<Vec<(Key, Previous)>> {
+        let act = || {
+            self.act(|rows, now| {
+                let rows = rows.range(Key::from(prefix)..).take_while(|(key, _)| key.starts_with(prefix));
+                let expired = rows.filter_map(|(key, row)| Some((key.clone(), row.expired(now)?)));
+                expired.take(limit as usize).collect()
+            })
+        };
+        self.faults.call(Operation::List, None, act).await
+    }
+
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
         let act = || {
             self.act(|rows, now| {
@@ -353,10 +370,7 @@ fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     let (token, holder) = (Some(*token), holder.clone());
     let row = Row { token, holder, fence: number, acquired: now, expires, ttl, renewals: 0 };
     rows.insert(key.clone(), row);
-    let previous = before
-        .filter(|it| it.token.is_some_and(|it| !it.is_nobody()))
-        .map(|it| Previous::new(it.holder.to_string(), fence(it.fence), duration(now - it.expires)));
-    granted(number).after(previous)
+    granted(number).after(before.and_then(|it| it.expired(now)))
 }
 
 fn granted(number: i64) -> Grant {

@@ -13,7 +13,7 @@ use crate::{
         Yields,
         held::Lease,
         life::state::{Event, Life},
-        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Release, Renewal},
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Previous, Profile, Release, Renewal},
     },
     mutex::Mutex,
     value::{error::Result, fence::Fence, key::Key, token::Token},
@@ -299,6 +299,10 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::LeaseRecord>> {
         self.store.lease_list(prefix, limit).await
+    }
+
+    async fn lease_expired(&self, prefix: &str, limit: u32) -> Result<Vec<(Key, Previous)>> {
+        self.store.lease_expired(prefix, limit).await
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {

@@ -189,6 +189,7 @@ on_every_database! {
         };
         bench.drop_everywhere("Leases::show", async || (leases.show("k"), bench.lease().await), release).await;
         bench.drop_everywhere("Leases::list", async || (leases.list("k"), bench.lease().await), release).await;
+        bench.drop_everywhere("Leases::expired", async || (leases.expired("k"), bench.lease().await), release).await;
         let closing = async || {
             let leases = Leases::new(pool.clone());
             let lease = leases.lease("k").wait(PATIENCE).acquire().await.unwrap();

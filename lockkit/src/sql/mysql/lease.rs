@@ -624,6 +624,19 @@ impl LeaseStatements for MySql {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
+    async fn lease_expired(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<(Key, Previous)>> {
+        let expired = named!(
+            "SELECT {columns}
+             FROM lockkit_lease
+             WHERE LEFT(name, LENGTH(:prefix)) = :prefix AND {KEPT} AND expires_us <= {NOW}
+             ORDER BY name
+             LIMIT :limit",
+            columns = columns()
+        );
+        let rows = expired.with(&[("prefix", &prefix.as_bytes()), ("limit", &limit)]).fetch_all(conn).await?;
+        rows.iter().map(|it| Ok(held(it)?.expired())).collect()
+    }
+
     async fn lease_sweep(
         conn: &mut MySqlConnection,
         retention: Duration,
@@ -799,7 +812,11 @@ fn columns() -> String {
 }
 
 fn found(row: &MySqlRow) -> sqlx::Result<Found> {
-    let held = HeldRow {
+    Ok(held(row)?.found())
+}
+
+fn held(row: &MySqlRow) -> sqlx::Result<HeldRow<'_>> {
+    Ok(HeldRow {
         name: row.try_get("name")?,
         token: row.try_get("token")?,
         holder: row.try_get("holder")?,
@@ -809,8 +826,7 @@ fn found(row: &MySqlRow) -> sqlx::Result<Found> {
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    };
-    Ok(held.found())
+    })
 }
 
 /// The driver returns text in VARBINARY columns as bytes.

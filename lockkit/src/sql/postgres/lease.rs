@@ -17,7 +17,7 @@ use super::{NOW, notify_waiters, pooler::query, waiters_lock};
 use crate::{
     lease::{
         life::state::Pin,
-        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal},
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Previous, Release, Renewal},
     },
     sql::{
         LeaseStatements,
@@ -38,6 +38,9 @@ use crate::{
 
 /// How long a plain UPDATE waits for a row that another session has locked.
 const MOST_WAIT: &str = "100ms";
+
+/// Whether the last holder of the row's lease did not release it: a token without an owner begins with eight zeros.
+const KEPT: &str = r"token >= '\x0000000000000001'";
 
 /// Selects the leases held now, at most `$1` of them.
 fn list(condition: &str) -> String {
@@ -463,6 +466,19 @@ impl LeaseStatements for Postgres {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
+    async fn lease_expired(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<(Key, Previous)>> {
+        let rows = query(statement!(
+            "SELECT {columns}
+             FROM lockkit_lease
+             WHERE starts_with(name, $1) AND {KEPT} AND expires_us <= {NOW}
+             ORDER BY name
+             LIMIT $2",
+            columns = columns()
+        ));
+        let rows = rows.bind(prefix).bind(i64::from(limit)).fetch_all(conn).await?;
+        rows.iter().map(|it| Ok(held(it)?.expired())).collect()
+    }
+
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32, after: &str) -> sqlx::Result<u64> {
         // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = query(statement!(
@@ -578,12 +594,15 @@ fn columns() -> String {
 }
 
 fn found(row: &PgRow) -> sqlx::Result<Found> {
+    Ok(held(row)?.found())
+}
+
+fn held(row: &PgRow) -> sqlx::Result<HeldRow<'_>> {
     // As it was sent: in a database without an encoding, text need not be UTF-8.
     let text = |column| row.try_get_raw(column)?.as_bytes().map_err(sqlx::Error::Decode);
-    let held = HeldRow {
+    Ok(HeldRow {
         name: text("name")?,
-        // As a `Vec`: sqlx cannot borrow a slice from a value in text format.
-        token: &row.try_get::<Vec<u8>, _>("token")?,
+        token: row.try_get("token")?,
         holder: text("holder")?,
         fence: row.try_get("fence")?,
         acquired_us: row.try_get("acquired_us")?,
@@ -591,8 +610,7 @@ fn found(row: &PgRow) -> sqlx::Result<Found> {
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    };
-    Ok(held.found())
+    })
 }
 
 fn grant(row: &PgRow) -> sqlx::Result<Grant> {

@@ -15,7 +15,7 @@ use super::NOW;
 use crate::{
     lease::{
         life::state::Pin,
-        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal},
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal},
     },
     sql::{
         Driver, LeaseStatements,
@@ -47,6 +47,9 @@ fn lives(ttl: &str) -> String {
         expires = expires(ttl)
     )
 }
+
+/// Whether the last holder of the row's lease did not release it: a token without an owner begins with eight zeros.
+const KEPT: &str = "token >= x'0000000000000001'";
 
 /// The rest of the least holding time.
 fn left(min_hold: &str) -> String {
@@ -320,6 +323,23 @@ impl LeaseStatements for Sqlite {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
+    async fn lease_expired(
+        conn: &mut SqliteConnection,
+        prefix: &str,
+        limit: u32,
+    ) -> sqlx::Result<Vec<(Key, Previous)>> {
+        let rows = sqlx::query(statement!(
+            "SELECT {columns}
+             FROM lockkit_lease
+             WHERE substr(name, 1, length(?1)) = ?1 AND {KEPT} AND expires_us <= {NOW}
+             ORDER BY name
+             LIMIT ?2",
+            columns = columns()
+        ));
+        let rows = rows.bind(prefix).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(|it| Ok(held(it)?.expired())).collect()
+    }
+
     async fn lease_sweep(
         conn: &mut SqliteConnection,
         retention: Duration,
@@ -396,7 +416,11 @@ fn columns() -> String {
 }
 
 fn found(row: &SqliteRow) -> sqlx::Result<Found> {
-    let held = HeldRow {
+    Ok(held(row)?.found())
+}
+
+fn held(row: &SqliteRow) -> sqlx::Result<HeldRow<'_>> {
+    Ok(HeldRow {
         name: row.try_get("name")?,
         token: row.try_get("token")?,
         holder: row.try_get("holder")?,
@@ -406,6 +430,5 @@ fn found(row: &SqliteRow) -> sqlx::Result<Found> {
         expires_us: row.try_get("expires_us")?,
         ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
-    };
-    Ok(held.found())
+    })
 }
