@@ -9,8 +9,9 @@ use crate::text::wrapped;
 const INTRODUCTION: [&str; 4] = [
     "Recipes that exclude while nothing fails, and lockkit's locks, in one table. Rates and p99 are medians of the \
      rounds of a benchmark, to which the rate links. An answer links to the exhibit or the test that shows it, except \
-     *no clock*: the lock does not depend on the time of day. \"–\" is a number that was not measured, or an answer \
-     that no run here shows.",
+     *no clock*: the lock does not depend on the time of day. Where there is no number: *no lock*, a version takes \
+     none; *cannot wait*, the recipe refuses all callers but one; *not run*, the benchmark has no such contender; \
+     *rate only*, the benchmark of the stores measures no p99.",
     "*Alone*: one task takes and frees a lock that nobody else wants. *Hot*: four processes with four tasks each \
      change one row under the lock. Rates are per second, p99 is the wait in milliseconds that 1 of 100 requests \
      exceeds. All ran on one machine with two cores, against PostgreSQL 15, Redis 7.0 and one node of ZooKeeper 3.8 \
@@ -44,7 +45,8 @@ enum Measured {
     In(&'static str, &'static str, u32, &'static str),
     /// The rate of lockkit with one task in the table of `stores/results.md`, which has no p99.
     Store(&'static str),
-    Not,
+    /// Nowhere, and why.
+    Not(&'static str),
 }
 
 use Measured::{In, Not, Store};
@@ -72,17 +74,17 @@ const ROWS: &[Row] = &[
     },
     Row {
         recipe: "version (SQLAlchemy)",
-        alone: Not,
+        alone: Not("no lock"),
         hot: In("compare", "hot-row", 16, "SQLAlchemy version_id_col"),
         crash: "[holds nothing][v]",
         pause: "[yes][14]",
-        fail_over: "–",
+        fail_over: "yes: it is in the row",
         clock: "[yes, if a number][14]",
         lost_answer: "[unknown][o]",
     },
     Row {
         recipe: "**lockkit** version",
-        alone: Not,
+        alone: Not("no lock"),
         hot: In("compare", "hot-row", 16, "lockkit version"),
         crash: "[holds nothing][v]",
         pause: "[yes][14]",
@@ -93,10 +95,10 @@ const ROWS: &[Row] = &[
     Row {
         recipe: "unique-key table, random owner",
         alone: In("compare", "uncontended", 1, "floor"),
-        hot: Not,
+        hot: Not("cannot wait"),
         crash: "[its time][15]",
         pause: "[no][9]",
-        fail_over: "–",
+        fail_over: "[no][10]",
         clock: "[no][x]",
         lost_answer: "[no][37]",
     },
@@ -123,7 +125,7 @@ const ROWS: &[Row] = &[
     Row {
         recipe: "**lockkit** lease in Redis, guarded",
         alone: Store("Redis"),
-        hot: Not,
+        hot: Not("not run"),
         crash: "[its ttl][rc]",
         pause: "[yes][f]",
         fail_over: "[yes][rf]",
@@ -138,12 +140,12 @@ const ROWS: &[Row] = &[
         pause: "[no][9]",
         fail_over: "[yes][zl]",
         clock: "no clock",
-        lost_answer: "–",
+        lost_answer: "yes, by `withProtection`",
     },
     Row {
         recipe: "**lockkit** lease in ZooKeeper, guarded",
         alone: Store("ZooKeeper"),
-        hot: Not,
+        hot: Not("not run"),
         crash: "[its session][zk]",
         pause: "[yes][f]",
         fail_over: "[yes][zl]",
@@ -247,13 +249,13 @@ impl Measured {
             fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
         };
         match self {
-            Not => Ok("– | –".to_owned()),
+            Not(why) => Ok(format!("{why} |")),
             Store(store) => {
                 let results = read("stores", "results.md")?;
                 let mut rows = results.lines().map(|it| it.split('|').map(str::trim).collect::<Vec<_>>());
                 let row = rows.find(|it| it.get(1..3) == Some(&[store, "1"])).and_then(|it| it.get(4)?.parse().ok());
                 let rate: f64 = row.with_context(|| format!("no {store} in stores/results.md"))?;
-                Ok(format!("[{}][s] | –", thousands(rate)))
+                Ok(format!("[{}][s] | rate only", thousands(rate)))
             }
             In(folder, scenario, tasks, contender) => {
                 let results = read(folder, "results.csv")?;

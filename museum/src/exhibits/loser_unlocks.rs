@@ -74,3 +74,25 @@ async fn cured(place: Place) -> Result<Run> {
     let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| tries(me, b, KEY));
     stage.actor("C", |me| tries(me, c, KEY)).play("A B C A C").await
 }
+
+/// If only the winner deletes the lock, the recipe does not break.
+#[cfg(test)]
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let broken =
+        Play::new(Uses::Redis, |place| Box::pin(async move { on_redis(Redis::open(&place).await?, owner).await }));
+    (Exhibit { broken, ..exhibit() }, "the recipe does not break any more")
+}
+
+#[cfg(test)]
+async fn owner(me: Actor, redis: Redis) -> Result<()> {
+    let won = me.step(format!("SETNX product_001 {}", me.name()), redis.set_nx(KEY, me.name())).await?;
+    if won == 0 {
+        me.step("return \"busy\"", async { me.mark("\"busy\"") }).await;
+        return Ok(());
+    }
+    me.enters();
+    me.step("sell", async {}).await;
+    me.leaves();
+    me.step("finally: DEL product_001", redis.del(KEY)).await?;
+    Ok(())
+}

@@ -3,6 +3,8 @@
 use anyhow::Result;
 use lockkit::{RowLock, Tx};
 
+#[cfg(test)]
+use crate::world::Changed;
 use crate::{
     exhibit::{Exhibit, on_database},
     run::Run,
@@ -111,4 +113,33 @@ async fn lock<DB: Sql>(me: &Actor, shop: &Shop<DB>) -> lockkit::Result<(Tx<DB>, 
     let Nums(nums) = RowLock::table("prizes").by("id", Id(1)).fetch_one(&mut tx).await?;
     me.enters();
     Ok((tx, nums))
+}
+
+/// With a guard in the UPDATE, the recipe does not break.
+#[cfg(test)]
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let broken = on_database!(Database, guarded);
+    (Exhibit { broken, ..exhibit() }, "the recipe does not break any more")
+}
+
+#[cfg(test)]
+async fn guarded<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("prizes", books);
+    let stage = stage.actor("A", |me| with_guard(me, shop.clone())).actor("B", |me| with_guard(me, shop));
+    stage.play("A B A B").await
+}
+
+#[cfg(test)]
+async fn with_guard<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
+    me.step("SELECT nums", shop.number("SELECT nums FROM prizes WHERE id = 1")).await?;
+    me.step("UPDATE nums = nums - 1 WHERE nums > 0, INSERT win", async {
+        let Changed(rows) = shop.execute("UPDATE prizes SET nums = nums - 1 WHERE id = 1 AND nums > 0").await?;
+        if rows == 1 {
+            shop.execute(&insert(me.name())).await?;
+        }
+        Ok::<_, sqlx::Error>(())
+    })
+    .await?;
+    Ok(())
 }

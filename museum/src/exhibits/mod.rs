@@ -50,8 +50,11 @@ pub(crate) fn all() -> [Exhibit; 19] {
 
 /// Exhibits with a mistake: a recipe that was cured, or a cure that breaks. With what they must fail.
 #[cfg(test)]
-pub(crate) fn planted() -> [(Exhibit, &'static str); 6] {
+pub(crate) fn planted() -> [(Exhibit, &'static str); 9] {
     [
+        lottery::planted(),
+        setnx_expire::planted(),
+        loser_unlocks::planted(),
         full_scan::planted(),
         check_then_delete::planted(),
         stale_writer::planted(),

@@ -33,18 +33,22 @@ if SETNX product_001 <me> = 1:
         lockkit: "One statement grants a lease, together with its end. When A's process is killed, the lease is no \
                   longer renewed. It expires after its ttl (time to live, here 30 s), and B gets it.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place, crashes))),
         cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),
         elsewhere: &[],
         also: None,
     }
 }
 
-async fn broken(place: Place) -> Result<Run> {
+async fn broken<F>(place: Place, crashes: fn(Actor, Redis) -> F) -> Result<Run>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
     let redis = Redis::open(&place).await?;
     let stage = Stage::of("lock", &redis, |it| it.view(KEY)).bound(TTL * 2);
     let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| tries(me, redis));
-    stage.play("A A B +3600s B").await
+    // B tries again as soon as a lock with an end would be free.
+    stage.play("A A B +31s B +3600s B").await
 }
 
 async fn crashes(me: Actor, redis: Redis) -> Result<()> {
@@ -61,6 +65,7 @@ async fn tries(me: Actor, redis: Redis) -> Result<()> {
         me.mark("\"busy\"");
     }
     me.enters();
+    me.step("sell", async { me.leaves() }).await;
     Ok(())
 }
 
@@ -70,4 +75,20 @@ async fn cured(place: Place) -> Result<Run> {
     let stage = Stage::new("lease", move || world.clone().view(KEY)).bound(TTL * 2);
     let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| waits(me, there, KEY));
     stage.play("A A B~ +31s B").await
+}
+
+/// With both in one command, the recipe does not break.
+#[cfg(test)]
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let broken = Play::new(Uses::Redis, |place| Box::pin(broken(place, crashes_with_an_end)));
+    (Exhibit { broken, ..exhibit() }, "the recipe does not break any more")
+}
+
+#[cfg(test)]
+async fn crashes_with_an_end(me: Actor, redis: Redis) -> Result<()> {
+    me.step("SET product_001 A NX PX 30000", redis.set_nx_px(KEY, me.name(), TTL)).await?;
+    me.enters();
+    me.step("killed", async {}).await;
+    me.stops("killed");
+    Ok(())
 }
