@@ -370,7 +370,10 @@ impl std::error::Error for Shared {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::{sleep, timeout};
+
     use super::*;
+    use crate::value::error::chain;
 
     #[test]
     fn a_queue_has_one_runner_at_a_time_and_ends_with_all_that_is_in_flight() {
@@ -395,5 +398,123 @@ mod tests {
         assert!(queue.join(third, "third"), "the last runner has ended");
         queue.single_ended();
         assert!(!queue.goes_alone(2), "a runner is there");
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn batches() -> Arc<Batches<(), u32, u32>> {
+        Arc::default()
+    }
+
+    /// Makes a call that stays in the queue. `alone` calls go alone at a time.
+    async fn enter<F: Future<Output = ()> + Send + 'static>(
+        batches: &Arc<Batches<(), u32, u32>>,
+        (call, alone): (u32, u32),
+        run: impl FnOnce(Runner<(), u32, u32>) -> F,
+    ) -> Result<Turn<(), u32, u32>> {
+        let stays = Leaves::At(None);
+        batches.enter((), call, alone, stays, ("testing", &Key::from("k")), run).await
+    }
+
+    /// Answers each call with itself, after a second for others to arrive.
+    async fn echo(runner: Runner<(), u32, u32>) {
+        sleep(SECOND).await;
+        while runner.has_waiters() {
+            for waiter in runner.next(|calls| calls.count()) {
+                let call = waiter.call;
+                waiter.answer(call);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_goes_alone_again_when_an_earlier_one_is_done() {
+        let batches = batches();
+        for _ in 0..3 {
+            let turn = enter(&batches, (1, 1), echo).await.unwrap();
+            assert!(matches!(turn, Turn::Alone(Some(_))));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_a_runner_leaves_go_alone() {
+        let run = |runner| async move { drop::<Runner<_, _, _>>(runner) };
+        let turn = timeout(SECOND, enter(&batches(), (1, 0), run)).await.expect("it does not wait").unwrap();
+        assert!(matches!(turn, Turn::Alone(None)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_whose_caller_is_gone_is_in_no_batch() {
+        let (batches, taken) = (batches(), Arc::new(Mutex::new(Vec::new())));
+        let noted = taken.clone();
+        let run = |runner: Runner<(), u32, u32>| async move {
+            sleep(SECOND).await;
+            while runner.has_waiters() {
+                let waiters = runner.next(|calls| calls.count());
+                noted.lock().extend(waiters.iter().map(|it| it.call));
+                waiters.into_iter().for_each(|it| it.answer(0));
+            }
+        };
+        let gone = async { timeout(SECOND / 2, enter(&batches, (2, 0), echo)).await.map(drop) };
+        let (first, gone, third) = tokio::join!(enter(&batches, (1, 0), run), gone, enter(&batches, (3, 0), echo));
+        assert!(first.is_ok() && gone.is_err() && third.is_ok());
+        assert_eq!(*taken.lock(), [1, 3]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_were_put_back_are_taken_again_in_their_order() {
+        let (batches, taken) = (batches(), Arc::new(Mutex::new(Vec::new())));
+        let noted = taken.clone();
+        let run = |runner: Runner<(), u32, u32>| async move {
+            sleep(SECOND).await;
+            let two = runner.next(|_| 2);
+            runner.put_back(two);
+            let all = runner.next(|calls| calls.count());
+            noted.lock().extend(all.iter().map(|it| it.call));
+            all.into_iter().for_each(|it| it.answer(0));
+        };
+        let calls = (enter(&batches, (1, 0), run), enter(&batches, (2, 0), echo), enter(&batches, (3, 0), echo));
+        let (first, second, third) = tokio::join!(calls.0, calls.1, calls.2);
+        assert!([first, second, third].into_iter().all(|it| matches!(it, Ok(Turn::Answered(0)))));
+        assert_eq!(*taken.lock(), [1, 2, 3]);
+    }
+
+    type Receiver = oneshot::Receiver<Answer<u32>>;
+
+    /// The calls of a batch, and where their answers arrive.
+    fn taken(calls: u32) -> (Vec<Waiter<u32, u32>>, Vec<Receiver>) {
+        let call = |call| {
+            let (answer, receiver) = oneshot::channel();
+            (Waiter { call, place: Place::next(), answer }, receiver)
+        };
+        (0..calls).map(call).unzip()
+    }
+
+    fn error(mut receiver: Receiver) -> Error {
+        match receiver.try_recv() {
+            Ok(Answer::Failed(err)) => err,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_call_of_a_batch_that_failed_gets_the_error_with_its_own_key_and_its_cause() {
+        let key = |call: &u32| Key::from(format!("k{call}"));
+        let failed = || Error::database("testing", Some(&key(&0)), Fault::Deadlock, "a victim");
+        let cause = |err: &Error| chain(err).last().map(ToString::to_string);
+        for calls in [1, 2] {
+            let (waiters, receivers) = taken(calls);
+            fail(waiters, "testing", key, failed());
+            for (call, err) in (0..).zip(receivers.into_iter().map(error)) {
+                assert!(matches!(err, Error::Database { fault: Fault::Deadlock, .. }), "{err:?}");
+                assert_eq!((err.key(), cause(&err)), (Some(&key(&call)), Some("a victim".to_owned())));
+            }
+            let (waiters, receivers) = taken(calls);
+            fail_unknown(waiters, failed());
+            for err in receivers.into_iter().map(error) {
+                assert!(matches!(err, Error::OutcomeUnknown { .. }), "{err:?}");
+                assert_eq!(cause(&err).as_deref(), Some("a victim"));
+            }
+        }
     }
 }

@@ -183,6 +183,18 @@ mod tests {
         assert_ne!(inline.run("testing", work).await.unwrap(), tokio::task::try_id());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn work_leaves_the_task_of_its_caller_soon_after_it_has_become_long() {
+        for (takes, is_moved) in [(LONG * 3 / 4, false), (LONG * 7 / 4, true)] {
+            let work = async move {
+                sleep(takes).await;
+                Ok(tokio::task::try_id())
+            };
+            let id = Inline::default().run("testing", work).await.unwrap();
+            assert_eq!(id != tokio::task::try_id(), is_moved, "{takes:?}");
+        }
+    }
+
     #[tokio::test]
     async fn work_continues_beside_a_runtime_that_is_not_driven_or_has_ended() {
         let inline = Inline::default();

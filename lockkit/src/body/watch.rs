@@ -141,3 +141,62 @@ impl<'a> Watch<'a> {
         poll_fn(|context| self.poll(context, body.as_mut(), Result::is_ok, fail)).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, time::Duration};
+
+    use tokio::time::{Instant, sleep_until};
+
+    use super::*;
+    use crate::{
+        body::commits::CommitSent,
+        value::{error::LossReason, fence::Fence},
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn lost() -> Error {
+        Error::lost("k", Fence::from(1), LossReason::Stolen)
+    }
+
+    /// Runs the body under a lock that is lost after a second.
+    async fn run(on_lost: OnLost, body: impl Future<Output = Result<()>>) -> Result<()> {
+        let until = Instant::now() + SECOND;
+        let check = || if Instant::now() < until { Ok(()) } else { Err(lost()) };
+        let losing = || async move {
+            sleep_until(until).await;
+            lost()
+        };
+        Watch::new(on_lost, check, losing).run(body).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_after_the_loss_returns_it_unless_it_has_failed_itself() {
+        let ended = async |on_lost, result| {
+            let body = async {
+                sleep(2 * SECOND).await;
+                result
+            };
+            run(on_lost, body).await.unwrap_err()
+        };
+        let failed = || Err(Error::InvalidKey { key: "of the body".into(), reason: "?" });
+        assert!(ended(OnLost::Continue, Ok(())).await.is_lost());
+        assert!(matches!(ended(OnLost::Continue, failed()).await, Error::InvalidKey { .. }));
+        assert!(ended(OnLost::Stop, failed()).await.is_lost());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_in_flight_has_a_limited_time_from_the_loss_on_and_not_before() {
+        let commit = async |takes: Duration| {
+            let sent = CommitSent::now();
+            sleep(takes).await;
+            drop(sent);
+            Ok(())
+        };
+        let never_lost = Watch::new(OnLost::Stop, || Ok(()), pending);
+        never_lost.run::<_, Error>(commit(2 * COMMIT_LIMIT)).await.unwrap();
+        let late = run(OnLost::Stop, commit(COMMIT_LIMIT + 2 * SECOND)).await;
+        assert!(matches!(late, Err(Error::OutcomeUnknown { .. })), "{late:?}");
+    }
+}

@@ -162,7 +162,7 @@ async fn release_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runne
                 }
             }
             // After any other error, a release that is sent again could find its own work.
-            Err(err) if is_refused(&err) && waiters.len() > 1 => waiters.into_iter().for_each(Waiter::goes_alone),
+            Err(err) if is_refused(&err) => waiters.into_iter().for_each(Waiter::goes_alone),
             Err(err) => fail(waiters, RELEASING, |it| it.release.key.clone(), err),
         }
         tokio::task::yield_now().await;
@@ -189,6 +189,10 @@ mod tests {
     use super::*;
     use crate::{
         Key, Leases, Released,
+        lease::{
+            scripted::{Call, Scripted, failed},
+            store::Profile,
+        },
         testing::{Failure, MemoryStore, Operation},
     };
 
@@ -199,8 +203,15 @@ mod tests {
         Leases::new(MemoryStore::new())
     }
 
+    /// Leases in a store that takes this long.
+    fn scripted(batches: bool) -> Leases<Scripted> {
+        let leases = Leases::new(Scripted::new(Profile { batches, ..Profile::default() }));
+        leases.store().store.faults().slow(LATENCY);
+        leases
+    }
+
     /// Claims of `TASKS` keys at once, of which the first ones go alone.
-    fn claims(leases: &Leases<MemoryStore>) -> JoinSet<(u64, Result<crate::Lease<MemoryStore>>)> {
+    fn claims<S: LeaseStore>(leases: &Leases<S>) -> JoinSet<(u64, Result<crate::Lease<S>>)> {
         let mut claims = JoinSet::new();
         for number in 0..TASKS {
             let leases = leases.clone();
@@ -209,7 +220,7 @@ mod tests {
         claims
     }
 
-    async fn none_is_held(leases: &Leases<MemoryStore>) {
+    async fn none_is_held<S: LeaseStore>(leases: &Leases<S>) {
         let begun = Instant::now();
         while !leases.list("").await.unwrap().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(20), "they would have expired");
@@ -335,18 +346,101 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn calls_leave_a_batch_that_is_stuck() {
-        let leases = leases();
-        leases.store().faults().slow(LATENCY);
-        let alone = [Failure::None; ALONE as usize];
-        leases.store().faults().script(Operation::Acquire, alone.into_iter().chain([Failure::Silent]));
-        let claims = claims(&leases);
-        sleep(LATENCY / 2).await;
-        let begun = Instant::now();
-        let late = leases.lease("late").acquire().await.unwrap();
-        assert!(begun.elapsed() < Duration::from_millis(1100), "{:?}", begun.elapsed());
-        drop(late);
-        claims.join_all().await.into_iter().for_each(|(_, it)| drop(it.unwrap()));
-        yield_now().await;
+        for (ttl, most) in [(Duration::from_secs(30), 1100), (Duration::from_secs(2), 200)] {
+            let leases = Leases::builder(MemoryStore::new()).ttl(ttl).build().unwrap();
+            leases.store().faults().slow(LATENCY);
+            let alone = [Failure::None; ALONE as usize];
+            leases.store().faults().script(Operation::Acquire, alone.into_iter().chain([Failure::Silent]));
+            let claims = claims(&leases);
+            sleep(LATENCY / 2).await;
+            let begun = Instant::now();
+            let late = leases.lease("late").acquire().await.unwrap();
+            assert!(begun.elapsed() < Duration::from_millis(most), "{ttl:?}: {:?}", begun.elapsed());
+            drop(late);
+            claims.join_all().await.into_iter().for_each(|(_, it)| drop(it.unwrap()));
+            yield_now().await;
+            none_is_held(&leases).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_makes_no_batches_gets_each_call_alone() {
+        let leases = scripted(false);
+        let granted: Vec<_> = claims(&leases).join_all().await.into_iter().map(|(_, it)| it.unwrap()).collect();
+        drop(granted);
         none_is_held(&leases).await;
+        let calls = |call| u64::from(leases.store().calls(call));
+        assert_eq!((calls(Call::AcquireEach), calls(Call::ReleaseAllUnpinned)), (0, 0));
+        assert_eq!((calls(Call::Acquire), calls(Call::ReleaseUnpinned)), (TASKS, TASKS));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_that_fails_for_one_of_its_claims_fails_no_other() {
+        let leases = scripted(true);
+        leases.store().fail(Call::AcquireEach, [failed(Fault::Other)]);
+        let granted: Vec<_> = claims(&leases).join_all().await.into_iter().map(|(_, it)| it.unwrap()).collect();
+        assert_eq!(leases.store().calls(Call::AcquireEach), 1);
+        drop(granted);
+        none_is_held(&leases).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_failed_batch_has_taken_is_released_when_its_claims_fail_alone() {
+        let leases = scripted(true);
+        leases.store().fail(Call::AcquireEach, [failed(Fault::Other)]);
+        let claims = claims(&leases);
+        sleep(LATENCY / 5).await;
+        // The claims of the batch, which go alone after its answer.
+        leases.store().fail(Call::Acquire, (0..TASKS).map(|_| failed(Fault::Encoding)));
+        let (granted, failed): (Vec<_>, Vec<_>) = claims.join_all().await.into_iter().partition(|it| it.1.is_ok());
+        assert_eq!((granted.len() as u64, failed.len() as u64), (u64::from(ALONE), TASKS - u64::from(ALONE)));
+        sleep(LATENCY * 5).await;
+        assert_eq!(leases.list("").await.unwrap().len(), granted.len(), "without waiting for their ttl");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_that_was_refused_has_taken_nothing_that_would_have_to_be_released() {
+        let leases = scripted(true);
+        leases.store().fail(Call::AcquireEach, [failed(Fault::Encoding)]);
+        let claims = claims(&leases);
+        sleep(LATENCY / 5).await;
+        // One of the claims of the batch, which go alone after its answer.
+        leases.store().fail(Call::Acquire, [failed(Fault::Encoding)]);
+        let (granted, refused): (Vec<_>, Vec<_>) = claims.join_all().await.into_iter().partition(|it| it.1.is_ok());
+        assert_eq!((granted.len() as u64, refused.len()), (TASKS - 1, 1));
+        sleep(LATENCY * 5).await;
+        assert_eq!(leases.store().calls(Call::Release), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_releases_that_were_refused_together_each_is_sent_alone() {
+        let leases = scripted(true);
+        let granted = claims(&leases).join_all().await;
+        leases.store().fail(Call::ReleaseAllUnpinned, [failed(Fault::Encoding)]);
+        let mut releases = JoinSet::new();
+        for (_, lease) in granted {
+            releases.spawn(lease.unwrap().release());
+        }
+        for released in releases.join_all().await {
+            assert_eq!(released.unwrap(), Released::WhileHeld);
+        }
+        assert_eq!(leases.store().calls(Call::ReleaseAllUnpinned), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_stay_taken_or_may_be_pinned_are_not_released_in_a_batch() {
+        let leases = scripted(true);
+        let hold = Duration::from_secs(5);
+        let mut held = Vec::new();
+        for number in 0..TASKS {
+            held.push(leases.lease(format!("stays{number}")).min_hold(hold).acquire().await.unwrap());
+            let pinned = leases.lease(format!("pinned{number}")).acquire().await.unwrap();
+            pinned.verify_by(async { Ok(true) }).await.unwrap();
+            held.push(pinned);
+        }
+        let releases: JoinSet<_> = held.into_iter().map(crate::Lease::release).collect();
+        releases.join_all().await;
+        assert_eq!(leases.store().calls(Call::ReleaseAllUnpinned), 0);
+        assert_eq!(leases.list("stays").await.unwrap().len() as u64, TASKS);
     }
 }

@@ -207,3 +207,36 @@ fn host_name() -> String {
     let name = kernel.into_iter().chain(variables).map(|it| it.trim().to_owned()).find(|it| !it.is_empty());
     name.unwrap_or_else(|| "host".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::testing::MemoryStore;
+
+    #[test]
+    fn a_process_is_named_by_its_host_its_id_and_something_random() {
+        let uname = Command::new("uname").arg("-n").output().unwrap();
+        let (host, id) = (String::from_utf8(uname.stdout).unwrap(), std::process::id().to_string());
+        let names = [(), ()].map(|()| this_process());
+        for name in &names {
+            let parts: Vec<_> = name.split('/').collect();
+            assert_eq!(parts[..2], [host.trim(), &id], "{name}");
+            assert_eq!(parts[2].len(), 6, "{name}");
+        }
+        assert_ne!(names[0], names[1]);
+    }
+
+    #[test]
+    fn settings_at_their_bounds_are_accepted_and_refused() {
+        let build = |change: fn(LeasesBuilder<MemoryStore>) -> LeasesBuilder<MemoryStore>| {
+            change(LeasesBuilder::new(MemoryStore::new()).ttl(Duration::from_secs(9))).build().is_ok()
+        };
+        assert!(build(|it| it.renew_every(Duration::from_millis(8999))));
+        assert!(!build(|it| it.renew_every(Duration::from_secs(9))));
+        assert!(build(|it| it.fence_domain("x".repeat(64))));
+        assert!(!build(|it| it.fence_domain("x".repeat(65))));
+        assert!(!build(|it| it.fence_domain("")));
+    }
+}

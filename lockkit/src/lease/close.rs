@@ -135,3 +135,24 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
         Err(_) => Err(inner.store().silence("closing leases", None).await),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::MemoryStore;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_is_ready_while_the_store_answers_and_until_its_leases_are_closed() {
+        let leases = Leases::new(MemoryStore::new());
+        let is_ready = || leases.health().is_ready();
+        assert!(is_ready());
+        leases.store().faults().partition();
+        leases.lease("k").try_acquire().await.unwrap_err();
+        assert!(!is_ready());
+        leases.store().faults().heal();
+        drop(leases.lease("k").acquire().await.unwrap());
+        assert!(is_ready());
+        leases.close().await.unwrap();
+        assert!(!is_ready());
+    }
+}

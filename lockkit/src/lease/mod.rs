@@ -29,6 +29,8 @@ pub(crate) mod leases;
 pub(crate) mod life;
 pub(crate) mod queue;
 pub(crate) mod request;
+#[cfg(test)]
+mod scripted;
 pub(crate) mod store;
 
 pub use self::{

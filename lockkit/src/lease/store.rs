@@ -483,49 +483,27 @@ pub(crate) use pass_on;
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::pending,
-        sync::atomic::{AtomicU32, Ordering},
-    };
+    use std::future::pending;
 
     use tokio::time::timeout;
 
-    use crate::{Leases, testing::MemoryStore};
+    use crate::{
+        Leases,
+        lease::scripted::{Call, Scripted},
+    };
 
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A store in memory with another profile, which counts the releases of leases that no transaction has pinned.
-    #[derive(Debug, Clone)]
-    struct Profiled {
-        store: MemoryStore,
-        profile: Profile,
-        unpinned: Arc<AtomicU32>,
-    }
-
-    impl LeaseStore for Profiled {
-        pass_on!(lease_acquire, lease_look, lease_renew, lease_release, lease_list, lease_sweep);
-
-        async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
-            self.unpinned.fetch_add(1, Ordering::Relaxed);
-            self.store.lease_release(key, token, Duration::ZERO).await
-        }
-
-        fn profile(&self) -> Profile {
-            self.profile
-        }
-    }
-
-    fn leases(profile: Profile) -> Leases<Profiled> {
-        let store = Profiled { store: MemoryStore::new(), profile, unpinned: Arc::default() };
-        Leases::builder(store).wait(60 * SECOND).build().unwrap()
+    fn leases(profile: Profile) -> Leases<Scripted> {
+        Leases::builder(Scripted::new(profile)).wait(60 * SECOND).build().unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_a_transaction_may_have_pinned_or_that_stays_taken_is_not_released_the_cheap_way() {
         let leases = leases(Profile::default());
-        let cheap = || leases.store().unpinned.load(Ordering::Relaxed);
+        let cheap = || leases.store().calls(Call::ReleaseUnpinned);
         leases.lease("k").acquire().await.unwrap().release().await.unwrap();
         assert_eq!(cheap(), 1);
         drop(leases.lease("k").acquire().await.unwrap());
@@ -590,5 +568,23 @@ mod tests {
         assert_eq!(leases.list("k/").await.unwrap(), []);
         drop(held);
         drop(leases.all(["k", "l"]).acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_several_leases_none_is_kept_when_one_of_them_is_held() {
+        let leases = leases(Profile::default());
+        let held = leases.lease("c").acquire().await.unwrap();
+        assert!(leases.all(["a", "b", "c"]).try_acquire().await.unwrap().is_none());
+        let keys: Vec<_> = leases.list("").await.unwrap().into_iter().map(|it| it.key).collect();
+        assert_eq!(keys, ["c"]);
+        drop(held);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_releases_one_lease_after_the_other_has_none_after_a_close() {
+        let leases = leases(Profile::default());
+        let _held = (leases.lease("a").acquire().await.unwrap(), leases.lease("b").acquire().await.unwrap());
+        leases.close().await.unwrap();
+        assert_eq!(leases.list("").await.unwrap(), []);
     }
 }

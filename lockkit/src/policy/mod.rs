@@ -252,4 +252,22 @@ mod tests {
         assert_eq!(Wait::within(None, None), Wait::DEFAULT);
         assert_eq!(Wait::within(Some(Wait::Unbounded), None), Wait::Unbounded);
     }
+
+    #[test]
+    fn no_duration_is_longer_than_a_year() {
+        let year = Duration::from_secs(365 * 86_400);
+        for (bound, fits) in [(year, true), (year + Duration::from_nanos(1), false)] {
+            assert_eq!(Wait::AtMost(bound).check().is_ok(), fits, "{bound:?}");
+            assert_eq!(RetryPolicy::new().deadline(bound).check().is_ok(), fits, "{bound:?}");
+        }
+        assert!(Wait::Never.check().is_ok() && Wait::Unbounded.check().is_ok());
+        assert_eq!(Wait::Unbounded.limit(), year);
+    }
+
+    #[test]
+    fn a_wait_in_milliseconds_is_not_shorter_than_the_wait() {
+        let millis = |nanos| Wait::AtMost(Duration::from_nanos(nanos)).millis();
+        assert_eq!([millis(1), millis(1_000_000), millis(1_000_001)], [Some(1), Some(1), Some(2)]);
+        assert_eq!((Wait::Never.millis(), Wait::Unbounded.millis()), (Some(0), None));
+    }
 }

@@ -87,11 +87,6 @@ impl Attempts {
         std::mem::take(&mut self.0.state.lock().stands_back)
     }
 
-    /// Another attempt begins.
-    pub(crate) fn begin(&self) {
-        self.0.state.lock().stands_back = false;
-    }
-
     /// The attempt was ended while its commit had no answer.
     pub(crate) fn set_outcome_unknown(&self) {
         self.0.outcome_unknown.store(true, Ordering::Relaxed);

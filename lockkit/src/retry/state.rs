@@ -63,7 +63,6 @@ impl Retry {
     pub fn start(&mut self) -> u32 {
         self.attempts += 1;
         self.attempt_started = Instant::now();
-        self.shared.begin();
         self.attempts
     }
 
@@ -170,6 +169,7 @@ mod tests {
     use tokio::task::{JoinSet, yield_now};
 
     use crate::{
+        body::commits::{COMMIT_LIMIT, CommitSent},
         policy::Backoff,
         retry::{context, turn::Turn},
     };
@@ -204,6 +204,22 @@ mod tests {
         let result: Result<()> = policy.retry(|_| std::future::pending()).await;
         assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
         assert_eq!(started.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_that_is_on_its_way_at_the_deadline_is_waited_for() {
+        let policy = RetryPolicy::new().deadline(Duration::from_secs(2));
+        let commit = |takes: Duration| {
+            policy.retry(move |_| async move {
+                let sent = CommitSent::now();
+                sleep(takes).await;
+                drop(sent);
+                Ok::<_, Error>(())
+            })
+        };
+        commit(COMMIT_LIMIT).await.unwrap();
+        let unanswered = commit(2 * COMMIT_LIMIT).await;
+        assert!(matches!(unanswered, Err(Error::OutcomeUnknown { .. })), "{unanswered:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -315,6 +331,40 @@ mod tests {
         assert!(started.elapsed() <= MILLI * (3 + 2 + 4 + 2), "{:?}", started.elapsed());
         drop(retry);
         assert!(Turn::contested(|| Some(row)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_on_another_row_takes_its_turn_in_place_of_the_first() {
+        let (first, then) = (cell(), cell());
+        let mut retry = Retry::new(RetryPolicy::new()).unwrap();
+        for (row, has_turns) in [(first.row, (true, false)), (then.row, (false, true))] {
+            retry.start();
+            let ended: Option<Result<()>> = retry.step(Some(Err(conflict_of(row))), Error::is_conflict).await;
+            assert!(ended.is_none());
+            assert_eq!((first.has_turns(), then.has_turns()), has_turns);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_a_turn_is_no_part_of_the_time_that_an_attempt_takes() {
+        let cell = cell();
+        let _holder = Turn::wait(cell.row, None).await.unwrap();
+        let write = async |number| {
+            // Until the turn passes on, after most of the time.
+            let version = cell.load().await;
+            if number == 1 { Err(conflict_of(cell.row)) } else { cell.save(version, MILLI).await }
+        };
+        RetryPolicy::new().deadline(400 * MILLI).retry(write).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_with_the_turn_does_not_stand_back() {
+        let cell = cell();
+        let write = async |number| {
+            assert!(!context::stands_back(|| cell.row));
+            if number == 1 { Err(conflict_of(cell.row)) } else { Ok(()) }
+        };
+        RetryPolicy::new().retry(write).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -455,11 +505,12 @@ mod tests {
     async fn an_attempt_that_cannot_wait_starts_again_with_the_turn() {
         let cell = cell();
         let holder = Turn::wait(cell.row, None).await.unwrap();
-        let (begun, held) = (Cell::new(0), Cell::new(Some(holder)));
+        let (begun, held, other) = (Cell::new(0), Cell::new(Some(holder)), self::cell());
         let write = async |number| {
             assert_eq!(number, 1, "what was not read is no attempt");
             begun.set(begun.get() + 1);
             sleep(MILLI).await;
+            assert!(!context::stands_back(|| other.row), "no tasks take turns to write it");
             if context::stands_back(|| cell.row) {
                 drop(held.take());
                 return Err(conflict_of(cell.row));
@@ -467,7 +518,8 @@ mod tests {
             assert!(cell.has_turns());
             cell.save(0, MILLI).await
         };
-        RetryPolicy::new().attempts(1).deadline(Duration::from_secs(1)).retry(write).await.unwrap();
+        let policy = RetryPolicy::new().attempts(1).deadline(Duration::from_secs(1));
+        policy.retry_if(|_: &Error| false, write).await.unwrap();
         assert_eq!((begun.get(), cell.written()), (2, 1));
         assert!(!cell.has_turns());
     }

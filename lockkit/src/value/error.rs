@@ -631,4 +631,15 @@ mod tests {
         assert_eq!(exhausted(1), "gave up after 1 attempt in 2.0 s");
         assert_eq!(exhausted(3), "gave up after 3 attempts in 2.0 s");
     }
+
+    #[test]
+    fn a_conflict_names_the_versions_that_are_known() {
+        let conflict = |expected: Option<i64>, found: Option<i64>| {
+            let (expected, found) = (expected.map(Version::from), found.map(Version::from));
+            Error::Conflict { table: Some("stock".into()), expected, found, source: Raced { row: None } }.to_string()
+        };
+        let text = "the row `stock` changed since it was read (expected version ";
+        assert_eq!(conflict(Some(7), None), format!("{text}7, found unknown)"));
+        assert_eq!(conflict(None, Some(8)), format!("{text}unknown, found 8)"));
+    }
 }

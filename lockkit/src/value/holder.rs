@@ -178,3 +178,49 @@ pub(crate) fn details(holder: Option<&Holder>) -> String {
         Some(holder) => format!(": {holder}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::error::Error;
+
+    fn lease(is_this_process: bool, renewals: u64) -> Holder {
+        let lease = LeaseInfo::new(Key::from("k"), "host-7/4711", Fence::from(1), SystemTime::UNIX_EPOCH);
+        let expires_in = Duration::from_secs(28);
+        LeaseInfo { is_this_process, renewals, expires_in, ..lease }.into()
+    }
+
+    fn session() -> LockHolder {
+        let user = Some("shop".to_owned());
+        LockHolder { id: 4711, user, host: None, application: None, held_at_most: None }
+    }
+
+    #[test]
+    fn a_holder_is_a_lease_or_a_session() {
+        let (here, there, session) = (lease(true, 0), lease(false, 0), Holder::from(session()));
+        assert!(here.as_lease().is_some() && here.as_session().is_none());
+        assert!(session.as_lease().is_none());
+        assert_eq!(session.as_session().map(|it| it.id), Some(4711));
+        assert_eq!([&here, &there, &session].map(Holder::is_this_process), [true, false, false]);
+    }
+
+    #[test]
+    fn a_refusal_says_who_has_the_lock_and_for_how_long() {
+        let refused = |holder: Option<Holder>| Error::contended("k", Duration::from_secs(2), holder).to_string();
+        let times = |renewed| format!("held for 0 ms, expires in 28 s unless renewed ({renewed})");
+        let here = refused(Some(lease(true, 0)));
+        assert!(
+            here.contains("this process") && here.ends_with(&format!(": {}", times("not renewed so far"))),
+            "{here}"
+        );
+        for (renewals, renewed) in [(1, "renewed once"), (2, "renewed 2 times")] {
+            let there = refused(Some(lease(false, renewals)));
+            let ends = format!(": host-7/4711, {}", times(renewed));
+            assert!(there.contains("somebody else") && there.ends_with(&ends), "{there}");
+        }
+        let session = refused(Some(session().into()));
+        assert!(session.contains("somebody else") && session.ends_with(": session 4711 of `shop`"), "{session}");
+        let unknown = refused(None);
+        assert!(unknown.contains("somebody else") && !unknown.contains(": "), "{unknown}");
+    }
+}

@@ -250,5 +250,16 @@ mod tests {
         assert_ne!(Key::from("abc"), Key::from("abc "));
         assert_ne!(Key::from("abc"), Key::from("ABC"));
         assert_ne!(Key::from("e\u{301}"), Key::from("é"));
+        assert!(Key::from("abc") != "ABC" && Key::from("abc") != *"ABC");
+    }
+
+    #[test]
+    fn a_refused_key_is_shown_with_what_people_cannot_see_as_numbers_and_no_longer_than_needed() {
+        let shown = |text: &str| match Key::new(text) {
+            Err(Error::InvalidKey { key, .. }) => key,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(shown("two\nlines\u{202e}"), "two\\nlines\\u{202e}");
+        assert_eq!(shown(&"x".repeat(1000)), "x".repeat(300));
     }
 }

@@ -759,18 +759,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn old_keys_are_swept_in_batches_until_the_leases_are_closed() {
         let store = MemoryStore::new();
-        for number in 0..=2 * SWEEP_BATCH {
-            let claim = Claim::new(format!("k{number}"), Token::random(), "holder", TTL);
+        let used = async |key: String| {
+            let claim = Claim::new(key, Token::random(), "holder", TTL);
             store.lease_acquire(&claim).await.unwrap();
             store.lease_release(&claim.key, claim.token, Duration::ZERO).await.unwrap();
+        };
+        for number in 0..=2 * SWEEP_BATCH {
+            used(format!("k{number}")).await;
         }
-        sleep(30 * 24 * HOUR).await;
+        sleep(2 * 24 * HOUR).await;
+        used("young".to_owned()).await;
+        sleep(6 * 24 * HOUR).await;
         let leases = Leases::builder(store.client()).ttl(24 * HOUR).sweep_every(HOUR).build().unwrap();
         let sweeps = || leases.store().faults().calls(Operation::Sweep);
         let _lease = leases.lease("k").acquire().await.unwrap();
         sleep(HOUR).await;
         assert_eq!(sweeps(), 3);
-        assert_eq!(store.lease_sweep(24 * HOUR, 1).await.unwrap(), 0, "nothing is left");
+        assert_eq!(store.lease_sweep(24 * HOUR, 10).await.unwrap(), 1, "only what was used within the week is left");
         // The lease of the sweep is free again.
         sleep(2 * HOUR).await;
         assert!(sweeps() > 3);

@@ -395,6 +395,7 @@ mod tests {
         let leases = Leases::new(MemoryStore::new());
         let any = async || leases.any(["job:a", "job:b"]).wait(SECOND).acquire().await.map(|it| it.key().clone());
         assert_eq!(leases.lease("job:a").run(async |_| any().await).await.unwrap(), "job:b");
+        assert_eq!(leases.all(["job:c", "job:d"]).run(async |_| any().await).await.unwrap(), "job:a");
         let held = leases.lease("job:b").acquire().await.unwrap();
         assert!(leases.lease("job:a").run(async |_| any().await).await.unwrap_err().is_contended());
         held.release().await.unwrap();

@@ -238,7 +238,26 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::value::error::Fault;
+    use crate::{
+        Leases,
+        lease::{
+            scripted::{Call, Scripted, failed},
+            store::Profile,
+        },
+        testing::{Failure, MemoryStore, Operation},
+        value::error::Fault,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const TTL: Duration = Duration::from_secs(10);
+
+    /// A store in which another process has the lease `k`.
+    async fn held(queues: bool) -> (Leases<Scripted>, Lease<MemoryStore>) {
+        let here = Leases::new(Scripted::new(Profile { queues, ..Profile::default() }));
+        let there = Leases::new(here.store().store.client());
+        let lease = there.lease("k").acquire().await.unwrap();
+        (here, lease)
+    }
 
     #[test]
     fn claims_become_what_the_table_says() {
@@ -268,5 +287,89 @@ mod tests {
             }
         }
         assert_eq!(rows.len(), 1 + answers.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_keeps_its_token_in_a_store_that_queues_and_only_there() {
+        for queues in [true, false] {
+            let (here, lease) = held(queues).await;
+            let waiting = tokio::spawn(here.lease("k").wait(60 * SECOND).acquire());
+            sleep(SECOND).await;
+            lease.release().await.unwrap();
+            drop(waiting.await.unwrap().unwrap());
+            let claims: Vec<_> = here.store().claims().into_iter().filter(|it| it.key == "k").collect();
+            let [first, .., last] = &*claims else { panic!("{claims:?}") };
+            assert_eq!((first.queue, last.queue), (queues, queues));
+            assert_eq!(first.token == last.token, queues);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_does_not_wait_has_no_place_in_the_queue_of_the_store() {
+        let (here, _lease) = held(true).await;
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        here.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        let permit = here.semaphore("k", 1).acquire().await.unwrap();
+        assert!(here.store().claims().iter().all(|it| !it.queue));
+        drop(permit);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_gives_up_leaves_the_queue_of_the_store() {
+        let (here, _lease) = held(true).await;
+        here.lease("k").wait(SECOND).acquire().await.unwrap_err();
+        sleep(SECOND).await;
+        assert_eq!(here.store().calls(Call::Release), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_in_the_queue_of_the_store_is_given_up_after_an_error() {
+        let (here, lease) = held(true).await;
+        let waiting = tokio::spawn(here.lease("k").wait(60 * SECOND).acquire());
+        sleep(SECOND).await;
+        here.store().fail(Call::Acquire, [failed(Fault::Contended)]);
+        lease.release().await.unwrap();
+        drop(waiting.await.unwrap().unwrap());
+        let tokens: Vec<_> = here.store().claims().into_iter().map(|it| it.token).collect();
+        let [first, second, third] = &*tokens else { panic!("{tokens:?}") };
+        assert!(first == second && second != third, "{tokens:?}");
+        assert_eq!(here.store().calls(Call::Release), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_another_transaction_undid_has_nothing_to_release() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, [failed(Fault::Contended)]);
+        leases.lease("k").try_acquire().await.unwrap_err();
+        sleep(TTL).await;
+        assert_eq!(leases.store().calls(Call::Release), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_release_of_an_unanswered_claim_is_repeated_until_it_is_answered() {
+        // The claim arrived, or it did not.
+        for claim in [Failure::AnswerLost, Failure::Refused] {
+            let store = MemoryStore::new();
+            let leases = Leases::builder(store.client()).ttl(TTL).build().unwrap();
+            leases.store().faults().script(Operation::Acquire, [claim]);
+            leases.store().faults().script(Operation::Release, [Failure::Refused; 3]);
+            leases.lease("k").acquire().await.unwrap_err();
+            sleep(TTL / 2).await;
+            assert!(store.lease_look(&"k".into()).await.unwrap().is_none(), "{claim:?}");
+            sleep(2 * TTL).await;
+            assert_eq!(leases.store().faults().calls(Operation::Release), 4, "{claim:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_release_of_an_unanswered_claim_is_given_up_after_its_ttl() {
+        let leases = Leases::builder(MemoryStore::new()).ttl(TTL).build().unwrap();
+        leases.store().faults().partition();
+        leases.lease("k").acquire().await.unwrap_err();
+        sleep(TTL + SECOND).await;
+        let calls = leases.store().faults().calls(Operation::Release);
+        sleep(TTL).await;
+        assert_eq!(leases.store().faults().calls(Operation::Release), calls);
+        leases.close().await.unwrap();
     }
 }

@@ -145,7 +145,10 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{LeaseRecord, pass_on},
+        lease::{
+            scripted::{Call, Scripted, failed},
+            store::{LeaseRecord, pass_on},
+        },
         testing::{Failure, MemoryStore, Operation},
     };
 
@@ -230,6 +233,25 @@ mod tests {
         ] {
             assert_eq!(err.to_string(), "database error while acquiring lease `k`");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_error_of_the_last_look_is_the_reason_where_nothing_else_was_answered_and_only_there() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        // A caller that never asked, behind one without an answer.
+        leases.store().store.faults().script(Operation::Acquire, [Failure::Silent]);
+        let first = tokio::spawn(leases.lease("k").wait(20 * SECOND).acquire());
+        tokio::task::yield_now().await;
+        leases.store().fail(Call::Look, [failed(Fault::Other)]);
+        let err = leases.lease("k").wait(SECOND).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Other, .. }), "{err:?}");
+        let lease = first.await.unwrap().unwrap();
+        // The claim was answered: another holder has the lease.
+        let there = Leases::new(leases.store().clone());
+        leases.store().fail(Call::Look, [failed(Fault::Other)]);
+        let err = there.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: None, .. }), "{err:?}");
+        drop(lease);
     }
 
     /// A store in which other transactions undo every third read.

@@ -181,3 +181,40 @@ impl<S: LeaseStore> fmt::Debug for MultiLease<S> {
         f.debug_list().entries(&self.leases).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Duration, Instant, sleep};
+
+    use super::*;
+    use crate::testing::MemoryStore;
+
+    #[tokio::test(start_paused = true)]
+    async fn several_leases_are_held_together_until_one_of_them_is_lost() {
+        let store = MemoryStore::new();
+        let leases = Leases::new(store.client());
+        let both = leases.all(["a", "b"]).acquire().await.unwrap();
+        assert!(both.is_trusted());
+        assert_eq!(both.release().await.unwrap(), Released::WhileHeld);
+        let both = leases.all(["a", "b"]).acquire().await.unwrap();
+        store.steal("a");
+        assert_eq!(both.lost().await, "a");
+        assert!(!both.is_trusted());
+        assert_eq!(both.release().await.unwrap(), Released::AlreadyLost);
+        assert_eq!(leases.list("").await.unwrap(), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_release_of_several_leases_wakes_the_callers_that_wait_for_one_of_them() {
+        let leases = Leases::new(MemoryStore::new());
+        let both = leases.all(["a", "b"]).acquire().await.unwrap();
+        let waiting = ["a", "b"].map(|key| tokio::spawn(leases.lease(key).acquire()));
+        sleep(Duration::from_secs(5)).await;
+        let released = Instant::now();
+        both.release().await.unwrap();
+        for waiting in waiting {
+            drop(waiting.await.unwrap().unwrap());
+        }
+        assert_eq!(released.elapsed(), Duration::ZERO, "they do not poll");
+    }
+}

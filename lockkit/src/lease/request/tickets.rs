@@ -357,6 +357,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_request_that_gives_up_has_left_the_queue_by_then() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        there.store().faults().slow(Duration::from_millis(5));
+        let waiting = tokio::spawn(there.lease("k").wait(SECOND).acquire());
+        sleep(SECOND / 2).await;
+        assert_eq!(tickets(&store).await, 1);
+        waiting.await.unwrap().unwrap_err();
+        assert_eq!(tickets(&store).await, 0);
+        drop(lease);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_process_that_just_had_the_lease_stands_back_for_the_queue() {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
@@ -380,6 +394,7 @@ mod tests {
         sleep(SECOND).await;
         lease.release().await.unwrap();
         there.lease("k").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+        there.lease("k").wait(Duration::ZERO).acquire().await.unwrap().release().await.unwrap();
         drop(waiting.await.unwrap());
     }
 
@@ -454,6 +469,25 @@ mod tests {
             assert!(expires.elapsed() < SECOND / 20, "fair: {fair}, ttl: {ttl:?}: {:?} late", expires.elapsed());
             drop(lease);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_a_ticket_does_not_wait_for_the_tickets_of_a_dead_process() {
+        let (store, ttl) = (MemoryStore::new(), SECOND);
+        let leases = |store: &MemoryStore| Leases::builder(store.client()).ttl(ttl).build().unwrap();
+        let (dead, living) = (leases(&store), leases(&store));
+        let lease = dead.lease("k").acquire().await.unwrap();
+        dead.store().faults().partition();
+        sleep(ttl - PATIENCE / 2).await;
+        let expires = Instant::now() + living.show("k").await.unwrap().unwrap().expires_in;
+        let waiting = waiting(&living);
+        // It looks at the holder a few times before the ticket is there.
+        sleep(PATIENCE / 4).await;
+        let claim = Claim::new("k/queue/dead", Token::random(), dead.0.keeper.holder().clone(), 60 * SECOND);
+        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        drop(waiting.await.unwrap());
+        assert!(expires.elapsed() < PATIENCE / 2, "{:?} late", expires.elapsed());
+        drop(lease);
     }
 
     #[tokio::test(start_paused = true)]
