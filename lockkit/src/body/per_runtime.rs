@@ -96,3 +96,24 @@ impl<T> Default for PerRuntime<T> {
         Self(Arc::default())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_can_be_changed_until_it_was_found_empty() {
+        let second = Duration::from_secs(1);
+        let lists = PerRuntime::default();
+        assert_eq!(lists.change(|all| all.len()), None);
+        let new = lists.push(1).expect("it is the first");
+        assert!(lists.push(2).is_none());
+        new.check_every(second, |_| || ());
+        sleep(2 * second).await;
+        assert_eq!(lists.change(mem::take), Some(vec![1, 2]));
+        sleep(2 * second).await;
+        assert_eq!(lists.runtimes(), 0);
+    }
+}

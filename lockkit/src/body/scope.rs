@@ -194,3 +194,23 @@ impl<F: Future> Future for Under<'_, F> {
         record.enter(|| body.as_mut().poll(context))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_a_body_drives_is_not_under_the_locks_of_the_body() {
+        let is_locked = || is_under(|it| it.key == "k");
+        let body = async {
+            assert!(is_locked());
+            let driven = LocalSet::new();
+            let task = driven.spawn_local(async move { is_locked() });
+            driven.run_until(task).await.unwrap()
+        };
+        let record = Record::new([Lock::of(Realm::Elsewhere, Key::from("k"))]);
+        assert!(!record.run(body).await);
+    }
+}

@@ -57,3 +57,16 @@ pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output
         None => Some(work.await),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_server_is_its_answer_and_a_broken_connection_is_none() {
+        let failed = |fault| Error::database("testing", None, fault, "?");
+        assert!([Fault::Deadlock, Fault::Contended, Fault::Other].into_iter().all(|it| is_answered(&failed(it))));
+        assert!(!is_answered(&failed(Fault::Unavailable)) && !is_answered(&no_answer("testing", None)));
+        assert!(!is_answered(&Error::OutcomeUnknown { source: "?".into() }));
+    }
+}

@@ -155,4 +155,18 @@ mod tests {
         leases.close().await.unwrap();
         assert!(!is_ready());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_another_process_ends_soon_after_its_leases_are_closed() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = there.lease("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(here.lease("k").acquire());
+        let second = Duration::from_secs(1);
+        sleep(second).await;
+        here.close().await.unwrap();
+        let ended = timeout(second, waiting).await.expect("before its wait is over").unwrap();
+        assert!(matches!(ended, Err(Error::Closed { .. })), "{ended:?}");
+        drop(lease);
+    }
 }

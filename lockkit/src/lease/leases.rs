@@ -228,3 +228,24 @@ impl<S: LeaseStore> fmt::Debug for Leases<S> {
         self.0.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::testing::{Failure, MemoryStore, Operation};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_being_released_here_is_taken_from_the_holder_with_this_fence_only() {
+        let leases = Leases::new(MemoryStore::new());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let (fence, other) = (lease.fence(), Fence::from(lease.fence().get() + 1));
+        leases.store().faults().script(Operation::Release, [Failure::Slow(Duration::from_secs(2))]);
+        let releasing = tokio::spawn(lease.release());
+        yield_now().await;
+        assert_eq!(leases.steal_if("k", other).await.unwrap(), None);
+        assert!(leases.steal_if("k", fence).await.unwrap().is_some());
+        releasing.await.unwrap().unwrap();
+    }
+}

@@ -188,4 +188,12 @@ mod tests {
             Error::RetriesExhausted { attempts: 1, elapsed: Duration::ZERO, source: Box::new(std::fmt::Error) };
         assert!(!is_retryable(&Wrapped(exhausted)));
     }
+
+    #[test]
+    fn work_that_the_database_undid_is_repeated_and_no_other() {
+        let failed = |fault| Error::database("testing", None, fault, "?");
+        for (fault, is_repeated) in [(Fault::Deadlock, true), (Fault::Serialization, true), (Fault::Duplicate, false)] {
+            assert_eq!(is_retryable(&failed(fault)), is_repeated, "{fault:?}");
+        }
+    }
 }

@@ -285,7 +285,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn claim(&self, pending: &Pending<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
         pending.claims(token);
-        let is_the_key = self.mode == Mode::Exclusive && *key == self.key;
+        // Such a store keeps the order itself, so the claim is not for a ticket.
+        let is_the_key = self.mode == Mode::Exclusive;
         let queue = pending.waits && self.waits() && is_the_key && self.inner.store().profile().queues;
         Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }
     }

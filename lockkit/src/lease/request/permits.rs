@@ -82,3 +82,60 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(Outcome::Held { free_in: None })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::{
+        Leases,
+        lease::store::{Acquired, Claim},
+        testing::{MemoryStore, Operation},
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_keeps_the_permits_that_become_free_for_as_long_as_it_is_the_one_that_gathers() {
+        let store = MemoryStore::new();
+        let ttl = 3 * SECOND;
+        let leases = || Leases::builder(store.client()).ttl(ttl).build().unwrap();
+        let (here, there) = (leases(), leases());
+        let others = async || there.semaphore("k", 3).try_acquire().await.unwrap();
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.extend(others().await);
+        }
+        let gathering = tokio::spawn(here.semaphore("k", 3).take(3).wait(60 * SECOND).acquire());
+        sleep(SECOND).await;
+        held.pop().unwrap().release().await.unwrap();
+        sleep(SECOND).await;
+        assert!(others().await.is_none(), "the request that waits for three has it");
+
+        store.steal("k/permit/gather").unwrap();
+        let claim = Claim::new("k/permit/gather", Token::random(), Arc::from("another"), 2 * ttl);
+        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        sleep(ttl).await;
+        held.push(others().await.expect("another request gathers"));
+
+        sleep(2 * ttl).await;
+        for lease in held {
+            lease.release().await.unwrap();
+            sleep(SECOND).await;
+        }
+        assert_eq!(gathering.await.unwrap().unwrap().leases().len(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_single_attempt_takes_no_permit_that_it_would_have_to_give_back() {
+        let leases = Leases::new(MemoryStore::new());
+        let _held = leases.semaphore("k", 3).acquire().await.unwrap();
+        let claims = || leases.store().faults().calls(Operation::Acquire);
+        let before = claims();
+        assert!(leases.semaphore("k", 3).take(3).try_acquire().await.unwrap().is_none());
+        assert_eq!(claims(), before);
+    }
+}

@@ -42,7 +42,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             // A held permit with a number of `of` or more blocks none of the requested ones.
             let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
             let held = u32::try_from(held).unwrap_or(u32::MAX);
-            held > 0 && held.saturating_add(take) > of
+            held.saturating_add(take) > of
         };
         if let Mode::All(keys) = &self.mode {
             let held = keys.iter().find(|key| held(&|it| it == *key) > 0);
@@ -115,5 +115,42 @@ impl<S: LeaseStore> Inner<S> {
             return Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Leases,
+        testing::{MemoryStore, Operation},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_gets_several_other_leases_and_is_refused_its_own_at_once() {
+        let leases = Leases::new(MemoryStore::new());
+        let body = async |_| {
+            drop(leases.all(["a", "b"]).acquire().await?);
+            let before = leases.store().faults().calls(Operation::Acquire);
+            let (alone, among) = (leases.lease("own").acquire().await, leases.all(["a", "own"]).acquire().await);
+            for refused in [alone.err(), among.err()] {
+                assert!(matches!(&refused, Some(Error::Reentrant { key, .. }) if key == "own"), "{refused:?}");
+            }
+            assert_eq!(leases.store().faults().calls(Operation::Acquire), before);
+            Ok::<_, Error>(())
+        };
+        leases.lease("own").run(body).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permit_beyond_those_of_a_smaller_semaphore_is_in_nobodys_way() {
+        let leases = Leases::new(MemoryStore::new());
+        let first = leases.lease("k/permit/0").acquire().await.unwrap();
+        let body = async |second: crate::Lease<_>| {
+            assert_eq!(second.key(), "k/permit/1");
+            first.release().await?;
+            leases.semaphore("k", 1).acquire().await.map(drop)
+        };
+        leases.semaphore("k", 2).run(body).await.unwrap();
     }
 }

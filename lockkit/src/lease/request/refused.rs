@@ -222,6 +222,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn where_all_permits_are_held_or_others_read_a_caller_is_told_by_whom() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let permit = here.semaphore("k", 1).acquire().await.unwrap();
+        let reader = here.rw("k").read().acquire().await.unwrap();
+        let (permits, writing) = (there.semaphore("k", 1).wait(SECOND), there.rw("k").write().wait(SECOND));
+        for (request, holds) in [(permits, permit), (writing, reader)] {
+            let err = request.acquire().await.unwrap_err();
+            let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
+            assert_eq!(holder.as_lease().map(|it| it.fence), Some(holds.fence()));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_error_of_a_request_names_its_key_whatever_it_was_doing() {
         let leases = leases();
         leases.store().faults().script(Operation::List, [Failure::Refused; 10]);

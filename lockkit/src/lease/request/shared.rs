@@ -188,8 +188,13 @@ fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
 mod tests {
     use std::time::Duration;
 
+    use tokio::time::sleep;
+
     use super::*;
-    use crate::testing::{Failure, MemoryStore, Operation};
+    use crate::{
+        testing::{Failure, MemoryStore, Operation},
+        value::error::Error,
+    };
 
     #[test]
     fn the_nth_free_number_is_found_among_those_that_are_taken() {
@@ -211,5 +216,45 @@ mod tests {
         leases.store().faults().script(Operation::Look, [Failure::Slow(ttl + ttl / 3)]);
         leases.store().faults().script(Operation::Renew, [Failure::Refused; 20]);
         assert!(leases.rw("k").read().try_acquire().await.is_err_and(|err| !err.is_contended()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_reads_may_read_again_before_a_writer_that_waits_for_it_and_not_beside_one() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let read = || here.rw("k").read().try_acquire();
+        let body = async |reader: Lease<_>| {
+            let writing = tokio::spawn(there.rw("k").write().acquire());
+            sleep(Duration::from_secs(1)).await;
+            drop(read().await?.expect("the writer waits for the body"));
+            // This process does not know of the theft yet.
+            store.steal(reader.key().clone()).unwrap();
+            let writer = writing.await.unwrap()?;
+            assert!(reader.is_trusted() && read().await?.is_none());
+            drop(writer);
+            Ok::<_, Error>(())
+        };
+        here.rw("k").read().run(body).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_under_another_lease_does_not_read_beside_a_writer() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let _writer = there.rw("k").write().acquire().await.unwrap();
+        let reading = here.lease("other").run(async |_| here.rw("k").read().try_acquire().await);
+        assert!(reading.await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permit_beyond_those_of_a_smaller_semaphore_is_not_counted() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let first = there.lease("k/permit/0").acquire().await.unwrap();
+        let _beyond = there.lease("k/permit/1").acquire().await.unwrap();
+        let waiting = tokio::spawn(here.semaphore("k", 1).wait(Duration::from_secs(5)).acquire());
+        sleep(Duration::from_secs(1)).await;
+        first.release().await.unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap().key(), "k/permit/0");
     }
 }

@@ -324,6 +324,7 @@ mod tests {
     use crate::{
         Leases,
         lease::store::{Acquired, Claim},
+        mutex::Mutex,
         testing::{Failure, MemoryStore, Operation},
         value::token::Token,
     };
@@ -472,22 +473,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_a_ticket_does_not_wait_for_the_tickets_of_a_dead_process() {
-        let (store, ttl) = (MemoryStore::new(), SECOND);
-        let leases = |store: &MemoryStore| Leases::builder(store.client()).ttl(ttl).build().unwrap();
-        let (dead, living) = (leases(&store), leases(&store));
-        let lease = dead.lease("k").acquire().await.unwrap();
-        dead.store().faults().partition();
-        sleep(ttl - PATIENCE / 2).await;
-        let expires = Instant::now() + living.show("k").await.unwrap().unwrap().expires_in;
-        let waiting = waiting(&living);
-        // It looks at the holder a few times before the ticket is there.
-        sleep(PATIENCE / 4).await;
-        let claim = Claim::new("k/queue/dead", Token::random(), dead.0.keeper.holder().clone(), 60 * SECOND);
-        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
-        drop(waiting.await.unwrap());
-        assert!(expires.elapsed() < PATIENCE / 2, "{:?} late", expires.elapsed());
-        drop(lease);
+    async fn fair_requests_of_several_processes_are_served_in_the_order_of_their_arrival() {
+        let store = MemoryStore::new();
+        let lease = Leases::new(store.client()).lease("k").acquire().await.unwrap();
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let mut waiting = Vec::new();
+        for number in 0..20 {
+            let (request, served) = (Leases::new(store.client()).lease("k").fair().wait(60 * SECOND), served.clone());
+            waiting.push(tokio::spawn(async move {
+                let lease = request.acquire().await.unwrap();
+                served.lock().push(number);
+                sleep(Duration::from_millis(20)).await;
+                lease.release().await.unwrap();
+            }));
+            sleep(Duration::from_millis(20)).await;
+        }
+        lease.release().await.unwrap();
+        for waiting in waiting {
+            waiting.await.unwrap();
+        }
+        assert_eq!(*served.lock(), (0..20).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_whose_key_is_too_long_for_tickets_is_waited_for_without_one() {
+        let (store, key) = (MemoryStore::new(), "k".repeat(Key::MAX_BYTES));
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease(&key).acquire().await.unwrap();
+        let waiting = tokio::spawn(there.lease(&key).wait(60 * SECOND).acquire());
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        drop(waiting.await.unwrap().unwrap());
     }
 
     #[tokio::test(start_paused = true)]
