@@ -81,3 +81,23 @@ impl<S: LeaseStore> Yields for Lease<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Leases, testing::MemoryStore, value::key::Key};
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_body_ran_under_is_free_when_its_result_is_returned() {
+        let store = MemoryStore::new();
+        let leases = Leases::new(store.client());
+        leases.store().faults().slow(Duration::from_millis(5));
+        let is_free = async |key| store.lease_look(&Key::from(key)).await.unwrap().is_none();
+        leases.lease("a").run(async |_| Ok::<_, Error>(())).await.unwrap();
+        assert!(is_free("a").await);
+        leases.all(["a", "b"]).run(async |_| Ok::<_, Error>(())).await.unwrap();
+        assert!(is_free("a").await && is_free("b").await);
+    }
+}
