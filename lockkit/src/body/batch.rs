@@ -452,7 +452,9 @@ mod tests {
             while runner.has_waiters() {
                 let waiters = runner.next(|calls| calls.count());
                 noted.lock().extend(waiters.iter().map(|it| it.call));
-                waiters.into_iter().for_each(|it| it.answer(0));
+                for waiter in waiters {
+                    waiter.answer(0);
+                }
             }
         };
         let gone = async { timeout(SECOND / 2, enter(&batches, (2, 0), echo)).await.map(drop) };
@@ -471,7 +473,9 @@ mod tests {
             runner.put_back(two);
             let all = runner.next(|calls| calls.count());
             noted.lock().extend(all.iter().map(|it| it.call));
-            all.into_iter().for_each(|it| it.answer(0));
+            for waiter in all {
+                waiter.answer(0);
+            }
         };
         let calls = (enter(&batches, (1, 0), run), enter(&batches, (2, 0), echo), enter(&batches, (3, 0), echo));
         let (first, second, third) = tokio::join!(calls.0, calls.1, calls.2);

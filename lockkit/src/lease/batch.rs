@@ -189,11 +189,11 @@ mod tests {
     use super::*;
     use crate::{
         Key, Leases, Released,
-        lease::{
+        lease::store::Profile,
+        testing::{
+            Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
-            store::Profile,
         },
-        testing::{Failure, MemoryStore, Operation},
     };
 
     const LATENCY: Duration = Duration::from_millis(10);
@@ -430,10 +430,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn leases_that_stay_taken_or_may_be_pinned_are_not_released_in_a_batch() {
         let leases = scripted(true);
-        let hold = Duration::from_secs(5);
         let mut held = Vec::new();
         for number in 0..TASKS {
-            held.push(leases.lease(format!("stays{number}")).min_hold(hold).acquire().await.unwrap());
+            let stays = leases.lease(format!("stays{number}")).min_hold(Duration::from_secs(5));
+            held.push(stays.acquire().await.unwrap());
             let pinned = leases.lease(format!("pinned{number}")).acquire().await.unwrap();
             pinned.verify_by(async { Ok(true) }).await.unwrap();
             held.push(pinned);

@@ -161,7 +161,8 @@ mod tests {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = there.lease("k").acquire().await.unwrap();
-        let waiting = tokio::spawn(here.lease("k").acquire());
+        // A request for several takes no ticket, so it only reads until the lease is free.
+        let waiting = tokio::spawn(here.all(["k", "l"]).acquire());
         let second = Duration::from_secs(1);
         sleep(second).await;
         here.close().await.unwrap();

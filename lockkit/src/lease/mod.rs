@@ -29,8 +29,6 @@ pub(crate) mod leases;
 pub(crate) mod life;
 pub(crate) mod queue;
 pub(crate) mod request;
-#[cfg(test)]
-mod scripted;
 pub(crate) mod store;
 
 pub use self::{

@@ -489,7 +489,7 @@ mod tests {
 
     use crate::{
         Leases,
-        lease::scripted::{Call, Scripted},
+        testing::scripted::{Call, Scripted},
     };
 
     use super::*;

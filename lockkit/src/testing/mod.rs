@@ -48,6 +48,8 @@ mod mutants;
 #[cfg(feature = "sql")]
 mod nothing_left;
 mod oracle;
+#[cfg(test)]
+pub(crate) mod scripted;
 #[doc(hidden)]
 pub mod simulation;
 

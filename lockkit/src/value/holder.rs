@@ -187,7 +187,7 @@ mod tests {
     fn lease(is_this_process: bool, renewals: u64) -> Holder {
         let lease = LeaseInfo::new(Key::from("k"), "host-7/4711", Fence::from(1), SystemTime::UNIX_EPOCH);
         let expires_in = Duration::from_secs(28);
-        LeaseInfo { is_this_process, renewals, expires_in, ..lease }.into()
+        LeaseInfo { expires_in, renewals, is_this_process, ..lease }.into()
     }
 
     fn session() -> LockHolder {

@@ -250,7 +250,8 @@ mod tests {
         assert_ne!(Key::from("abc"), Key::from("abc "));
         assert_ne!(Key::from("abc"), Key::from("ABC"));
         assert_ne!(Key::from("e\u{301}"), Key::from("é"));
-        assert!(Key::from("abc") != "ABC" && Key::from("abc") != *"ABC");
+        let key = Key::from("abc");
+        assert!(key != "ABC" && key != *"ABC");
     }
 
     #[test]

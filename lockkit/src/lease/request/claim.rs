@@ -240,11 +240,11 @@ mod tests {
     use super::*;
     use crate::{
         Leases,
-        lease::{
+        lease::store::Profile,
+        testing::{
+            Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
-            store::Profile,
         },
-        testing::{Failure, MemoryStore, Operation},
         value::error::Fault,
     };
 

@@ -145,11 +145,11 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::{
+        lease::store::{LeaseRecord, pass_on},
+        testing::{
+            Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
-            store::{LeaseRecord, pass_on},
         },
-        testing::{Failure, MemoryStore, Operation},
     };
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -27,7 +27,7 @@ const LATENCY: Duration = Duration::from_millis(5);
 
 /// The calls that are counted. Several leases are taken one after the other, as by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Call {
+pub(crate) enum Call {
     Acquire,
     AcquireEach,
     Look,
@@ -37,8 +37,8 @@ pub(super) enum Call {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Scripted {
-    pub(super) store: MemoryStore,
+pub(crate) struct Scripted {
+    pub(crate) store: MemoryStore,
     profile: Profile,
     calls: Arc<Mutex<Calls>>,
 }
@@ -51,21 +51,21 @@ struct Calls {
 }
 
 impl Scripted {
-    pub(super) fn new(profile: Profile) -> Self {
+    pub(crate) fn new(profile: Profile) -> Self {
         Self { store: MemoryStore::new(), profile, calls: Arc::default() }
     }
 
     /// The next calls fail with these errors. The store has executed them, unless the error says that it did not.
-    pub(super) fn fail(&self, call: Call, errors: impl IntoIterator<Item = Error>) {
+    pub(crate) fn fail(&self, call: Call, errors: impl IntoIterator<Item = Error>) {
         self.calls.lock().errors.entry(call).or_default().extend(errors);
     }
 
-    pub(super) fn calls(&self, call: Call) -> u32 {
+    pub(crate) fn calls(&self, call: Call) -> u32 {
         self.calls.lock().made.get(&call).copied().unwrap_or_default()
     }
 
     /// The claims that were sent alone, in their order.
-    pub(super) fn claims(&self) -> Vec<Claim> {
+    pub(crate) fn claims(&self) -> Vec<Claim> {
         self.calls.lock().claims.clone()
     }
 
@@ -87,7 +87,7 @@ impl Scripted {
 }
 
 /// A database error of this kind.
-pub(super) fn failed(fault: Fault) -> Error {
+pub(crate) fn failed(fault: Fault) -> Error {
     Error::database("testing", None, fault, "as scripted")
 }
 
