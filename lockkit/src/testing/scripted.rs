@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::{
     lease::{
         bounded::is_refused,
-        store::{Acquired, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
+        store::{Acquired, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, pass_on},
     },
     mutex::Mutex,
     testing::MemoryStore,
@@ -92,6 +92,8 @@ pub(crate) fn failed(fault: Fault) -> Error {
 }
 
 impl LeaseStore for Scripted {
+    pass_on!(lease_renew, lease_list, lease_sweep);
+
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
         self.calls.lock().claims.push(claim.clone());
         self.call(Call::Acquire, self.store.lease_acquire(claim)).await
@@ -105,10 +107,6 @@ impl LeaseStore for Scripted {
         self.call(Call::Look, self.store.lease_look(key)).await
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
-        self.store.lease_renew(renewals).await
-    }
-
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         self.call(Call::Release, self.store.lease_release(key, token, min_hold)).await
     }
@@ -119,14 +117,6 @@ impl LeaseStore for Scripted {
 
     async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         self.call(Call::ReleaseAllUnpinned, self.store.lease_release_all_unpinned(releases)).await
-    }
-
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        self.store.lease_list(prefix, limit).await
-    }
-
-    async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        self.store.lease_sweep(retention, limit).await
     }
 
     fn profile(&self) -> Profile {

@@ -145,7 +145,7 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{LeaseRecord, pass_on},
+        lease::store::{LeaseRecord, Profile, pass_on},
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
