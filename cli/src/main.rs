@@ -3,7 +3,7 @@
 //! - `args` is what the user writes, `target` the database or store that it names, `dotenv` the file `.env`.
 //! - `look` has the commands that show leases and take one away, `table` writes them.
 //! - `explain/` shows who blocks whom, `doctor` what harms locks; `lockkit-inspect` asks the database.
-//! - `web` serves the page of `lockkit-web`.
+//! - `web` serves the page of `lockkit-web`, to requests that `host` finds meant for this machine.
 //! - `run/` is the program under a lease: its process group, its signals and its sentinel.
 //! - `exit` says how a command ends.
 //!
@@ -14,6 +14,9 @@ mod doctor;
 mod dotenv;
 mod exit;
 mod explain;
+#[cfg(test)]
+mod fuzz;
+mod host;
 mod look;
 mod migrate;
 mod run;

@@ -9,18 +9,38 @@ pub(crate) struct Secrets(Vec<String>);
 impl Secrets {
     /// Remembers the password of this URL.
     pub(crate) fn add(&mut self, url: &str) {
-        if let Some(written) = Url::parse(url).ok().and_then(|it| it.password().map(str::to_owned)) {
+        let parsed = Url::parse(url).ok().and_then(|it| it.password().map(str::to_owned));
+        // A password may have any character, also those that end the user's part of a URL.
+        let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@'));
+        let typed = user.and_then(|(user, _)| user.split_once(':')).map(|(_, password)| password.to_owned());
+        let option = url.split("password=").skip(1).filter_map(|it| it.split('&').next().map(str::to_owned));
+        // If it has ended that part, a driver may say what it takes for a path or an option.
+        let whole = if parsed.is_none() { typed.clone() } else { None };
+        for written in parsed.into_iter().chain(typed).chain(option) {
             let meant = percent_decoded(&written);
             self.0.extend([written, meant].into_iter().filter(|it| !it.is_empty()));
-        } else if let Some((user, _)) = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')) {
-            // A URL that is none, because of its password, perhaps.
-            self.0.extend(user.split_once(':').map(|(_, password)| password.to_owned()));
+        }
+        for text in whole.iter().flat_map(|it| [percent_decoded(it), it.clone()]) {
+            let parts = text.split(['/', '?', '#', '&', '=', '+', ' ']).filter(|it| it.len() > 3);
+            self.0.extend(parts.map(str::to_owned));
         }
     }
 
     /// The text with `***` in the place of each password.
     pub(crate) fn hidden_in(&self, text: &str) -> String {
-        self.0.iter().fold(text.to_owned(), |text, password| text.replace(password, "***"))
+        let found = self.0.iter().flat_map(|it| text.match_indices(&**it));
+        let mut found: Vec<_> = found.map(|(start, it)| (start, start + it.len())).collect();
+        found.sort_unstable();
+        let (mut shown, mut end) = (String::new(), 0);
+        for (start, stop) in found {
+            // One may overlap another.
+            if start >= end {
+                shown.push_str(&text[end..start]);
+                shown.push_str("***");
+            }
+            end = end.max(stop);
+        }
+        shown + &text[end..]
     }
 }
 
@@ -41,6 +61,18 @@ mod tests {
         let mut secrets = Secrets::default();
         secrets.add("postgres://app:half#open@db:port/shop");
         assert_eq!(secrets.hidden_in("postgres://app:half#open@db"), "postgres://app:***@db");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres://app:x@%41y@db/shop");
+        assert_eq!(secrets.hidden_in("postgres://app:x@%41y@db, `x@Ay`"), "postgres://app:***@db, `***`");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres://app@db/shop?password=s%40cret&port=x");
+        assert_eq!(secrets.hidden_in("password=s%40cret is s@cret"), "password=*** is ***");
+        let mut secrets = Secrets::default();
+        secrets.add("mysql://app:1?half&s3cret&@db/shop");
+        assert_eq!(secrets.hidden_in("unknown parameters `half`, `s3cret`"), "unknown parameters `***`, `***`");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres://app@db:1/shop?password=x@s3cret&port=y");
+        assert_eq!(secrets.hidden_in("`1/shop?password=x@s3cret`, `x@s3cret`"), "`***`, `***`");
         assert_eq!(Secrets::default().hidden_in("nothing"), "nothing");
     }
 }

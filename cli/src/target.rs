@@ -2,29 +2,28 @@
 
 use std::{env, future::Future, time::Duration};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Error, Result};
 use lockkit::{Lease, LeaseStore, dialect::Dialect};
 use lockkit_etcd::EtcdStore;
 use lockkit_inspect::Inspect;
-use lockkit_redis::RedisStore;
+use lockkit_redis::{RedisStore, redis::Client};
 use lockkit_zookeeper::ZooKeeperStore;
-use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
-use thiserror::Error;
+use sqlx::{Connection, MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 
 use crate::{args::On, dotenv, secret::Secrets};
 
 /// A value on the command line that cannot be used.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadUrl(pub(crate) String);
 
 /// What does not answer.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{0} cannot be reached")]
 pub(crate) struct Unreachable(String);
 
 /// A server that grants no lease yet.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("this Redis server is new or was restarted, and may have forgotten leases: it grants none for {0} s more")]
 pub(crate) struct Quarantined(u64);
 
@@ -137,10 +136,7 @@ impl Target {
             "redis" | "rediss" => {
                 // Another part of the program may have chosen one; then that one serves.
                 _ = rustls::crypto::ring::default_provider().install_default();
-                let client = lockkit_redis::redis::Client::open(self.url.as_str());
-                let client =
-                    client.map_err(|err| anyhow!(BadUrl(format!("the URL of Redis is not understood: {err}"))))?;
-                let store = RedisStore::connect(client).await.context(Unreachable("Redis".to_owned()))?;
+                let store = RedisStore::connect(self.redis()?).await.context(Unreachable("Redis".to_owned()))?;
                 let acted = act.on(store.clone()).await;
                 match acted {
                     Err(err) if err.downcast_ref::<lockkit::Error>().is_some_and(lockkit::Error::is_contended) => {
@@ -173,14 +169,29 @@ impl Target {
     async fn pool<DB: Dialect>(&self) -> Result<Pool<DB>> {
         // A lease keeps a connection for a moment; a second one renews meanwhile.
         let options = PoolOptions::new().max_connections(2).acquire_timeout(PATIENCE);
+        options.connect_with(self.options::<DB>()?).await.map_err(no_connection)
+    }
+
+    /// What the URL of a database says.
+    pub(crate) fn options<DB: Dialect>(&self) -> Result<<DB::Connection as Connection>::Options> {
         let url = match self.url.strip_prefix("mariadb:") {
             Some(rest) => format!("mysql:{rest}"),
             None => self.url.clone(),
         };
-        match options.connect(&url).await {
-            Err(sqlx::Error::Configuration(why)) => Err(BadUrl(format!("the URL is not understood: {why}")).into()),
-            pool => pool.context(Unreachable("the database".to_owned())),
-        }
+        url.parse().map_err(no_connection)
+    }
+
+    /// What the URL of Redis says.
+    pub(crate) fn redis(&self) -> Result<Client> {
+        let client = Client::open(self.url.as_str());
+        client.map_err(|err| BadUrl(format!("the URL of Redis is not understood: {err}")).into())
+    }
+}
+
+fn no_connection(err: sqlx::Error) -> Error {
+    match err {
+        sqlx::Error::Configuration(why) => BadUrl(format!("the URL is not understood: {why}")).into(),
+        err => Error::new(err).context(Unreachable("the database".to_owned())),
     }
 }
 

@@ -54,8 +54,12 @@ pub enum Plan {
 
 impl Plan {
     /// Whether a statement can be planned without being run: it begins with `SELECT`, `UPDATE`, `DELETE`, `INSERT`,
-    /// `REPLACE` or `WITH`. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN.
+    /// `REPLACE` or `WITH`, and has no semicolon and no NUL. Other words, such as `ANALYZE`, could be options of the
+    /// server's EXPLAIN. What follows a semicolon would be run, and sqlx never ends with a NUL in a text for SQLite.
     pub fn is_for(statement: &str) -> bool {
+        if statement.contains([';', '\0']) {
+            return false;
+        }
         let word: String = statement.trim_start().chars().take_while(char::is_ascii_alphabetic).collect();
         ["select", "update", "delete", "insert", "replace", "with"].contains(&&*word.to_ascii_lowercase())
     }
@@ -70,9 +74,16 @@ mod tests {
         for statement in ["select 1", " UPDATE t SET a = 1", "with x as (select 1) select * from x"] {
             assert!(Plan::is_for(statement), "{statement}");
         }
-        for statement in
-            ["ANALYZE DELETE FROM t", "(ANALYZE) SELECT 1", "VERBOSE SELECT 1", "/**/ SELECT 1", "", "selects"]
-        {
+        for statement in [
+            "ANALYZE DELETE FROM t",
+            "(ANALYZE) SELECT 1",
+            "VERBOSE SELECT 1",
+            "/**/ SELECT 1",
+            "",
+            "selects",
+            "select 1; x",
+            "select \0",
+        ] {
             assert!(!Plan::is_for(statement), "{statement}");
         }
     }

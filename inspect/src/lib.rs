@@ -25,5 +25,8 @@ mod sql;
 mod waits;
 
 pub use finding::{Finding, Level, Plan};
+#[cfg(all(any(test, fuzzing), feature = "sqlite"))]
+#[doc(hidden)]
+pub use sql::check_statement;
 pub use sql::{Inspect, SetMost};
 pub use waits::{Line, Session, Wait, Waits, waited_for};

@@ -113,6 +113,17 @@ pub mod testing;
 #[path = "macro_support/mod.rs"]
 pub mod __private;
 
+/// Properties of what others wrote, for `fuzz/`.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz {
+    #[cfg(feature = "idempotent")]
+    pub use crate::sql::idempotent::check_answer;
+    #[cfg(feature = "sql")]
+    pub use crate::sql::{check_lease_row, check_prefix, ident::check_identifier};
+    pub use crate::{__private::check_template, value::key::check_key};
+}
+
 /// What the author of a store needs: [`LeaseStore`], and the words in which leases and stores talk.
 pub mod store {
     #[cfg(feature = "shedlock")]

@@ -24,7 +24,7 @@ pub(crate) fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
             let (path, kind) = (entry.path(), entry.file_type().expect("the type of a file"));
             let name = entry.file_name().into_string().expect("a name in UTF-8");
             let is_hidden = name.starts_with('.') && ![".ci", ".github", ".gitignore"].contains(&name.as_str());
-            if kind.is_dir() && !is_hidden && name != "target" {
+            if kind.is_dir() && !is_hidden && !["target", "corpus", "artifacts"].contains(&name.as_str()) {
                 folders.push(path);
             } else if kind.is_file() && !is_hidden && name.ends_with(ending) {
                 // A file that is not text breaks no rule.

@@ -1,5 +1,7 @@
 //! The HTTP contract of the inspector: who may look, who may steal, what is read of the store, and what is answered.
 
+mod hostile;
+
 use std::time::Duration;
 
 use axum::{

@@ -14,6 +14,8 @@ use std::future::Future;
 use lockkit::{Key, dialect::Dialect};
 use sqlx::{Database, Pool, Result};
 
+#[cfg(all(any(test, fuzzing), feature = "sqlite"))]
+pub use self::sqlite::check_statement;
 use crate::{Finding, Plan, Waits};
 
 /// A database, as an operator sees it. It is implemented for each one that a feature has switched on.

@@ -100,6 +100,21 @@ impl fmt::Display for TableName {
     }
 }
 
+/// Text is a name that needs no escape between its quotes, or is refused in words that can be shown. Panics otherwise.
+#[cfg(any(test, fuzzing))]
+pub fn check_identifier(name: &str) {
+    let is_name = |it: &str| {
+        let is_word = it.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
+        (1..=63).contains(&it.len()) && is_word && !it.as_bytes()[0].is_ascii_digit()
+    };
+    assert_eq!(Ident::new(name).is_ok(), is_name(name), "{name:?}");
+    let parts: Vec<_> = name.split('.').collect();
+    let table = TableName::new(name);
+    assert_eq!(table.is_ok(), parts.len() <= 2 && parts.iter().all(|it| is_name(it)), "{name:?}");
+    let shown = table.err().map(|err| err.to_string()).unwrap_or_default();
+    assert!(!shown.contains(char::is_control), "{shown:?}");
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -113,15 +128,7 @@ mod tests {
         fn any_text_is_a_name_that_needs_no_escape_or_is_refused(
             name in "([a-zA-Z0-9_.\"`'; \\\\$é\u{0}]|\\PC){0,70}|[a-z_][a-z0-9_]{0,65}(\\.[a-z]{1,3}){0,2}",
         ) {
-            let is_name = |it: &str| {
-                let is_word = it.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
-                (1..=63).contains(&it.len()) && is_word && !it.as_bytes()[0].is_ascii_digit()
-            };
-            prop_assert_eq!(Ident::new(&name).is_ok(), is_name(&name));
-            let parts: Vec<_> = name.split('.').collect();
-            prop_assert_eq!(TableName::new(&name).is_ok(), parts.len() <= 2 && parts.iter().all(|it| is_name(it)));
-            let shown = TableName::new(&name).err().map(|err| err.to_string()).unwrap_or_default();
-            prop_assert!(!shown.contains(char::is_control), "{shown:?}");
+            check_identifier(&name);
         }
     }
 

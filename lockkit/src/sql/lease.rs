@@ -467,6 +467,29 @@ pub(super) fn prefix_end(prefix: &str) -> String {
     end.unwrap_or_else(|| char::MAX.to_string().repeat(64))
 }
 
+/// A row of a lease is read whatever is in it, and what lockkit cannot have written is called a flaw. The numbers are the
+/// fence, the times of the grant, of now and of the expiry, and the renewals. Panics otherwise.
+#[cfg(any(test, fuzzing))]
+pub fn check_lease_row(name: &[u8], token: &[u8], numbers: [i64; 5], ttl_us: Option<i64>) {
+    let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
+    let (token, length) = (token.to_vec(), token.len());
+    let row = HeldRow { name, token, holder: name, fence, acquired_us, now_us, expires_us, ttl_us, renewals };
+    row.clone().expired();
+    let Found { held, ahead } = row.found();
+    assert!(held.info.flaw.is_some() || length == 16);
+    assert!(held.info.flaw.is_none() || ahead.is_none(), "it is left as it is");
+}
+
+/// All keys that start with a prefix are below its end. Panics otherwise.
+#[cfg(any(test, fuzzing))]
+pub fn check_prefix(prefix: &str, rest: &str) {
+    let name = [prefix, rest].concat();
+    if name.len() <= Key::MAX_BYTES {
+        let end = prefix_end(prefix);
+        assert!(*prefix <= *name && *name < *end, "{name:?} {end:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -483,13 +506,12 @@ mod tests {
             token in proptest::collection::vec(any::<u8>(), 15..18),
             name in proptest::collection::vec(any::<u8>(), 0..4),
         ) {
-            let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
-            let (name, holder, length) = (&name[..], &name[..], token.len());
-            let row = HeldRow { name, token, holder, fence, acquired_us, now_us, expires_us, ttl_us, renewals };
-            row.clone().expired();
-            let Found { held, ahead } = row.found();
-            prop_assert!(held.info.flaw.is_some() || length == 16);
-            prop_assert!(held.info.flaw.is_none() || ahead.is_none(), "it is left as it is");
+            check_lease_row(&name, &token, numbers, ttl_us);
+        }
+
+        #[test]
+        fn any_key_is_below_the_end_of_its_prefix(prefix in "(\u{10ffff}|\u{d7ff}|\\PC){0,9}", rest in "\\PC{0,9}") {
+            check_prefix(&prefix, &rest);
         }
     }
 

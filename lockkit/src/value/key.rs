@@ -173,6 +173,22 @@ impl PartialEq<&str> for Key {
     }
 }
 
+/// Text is a key, or is refused in words that can be shown. Panics otherwise.
+#[cfg(any(test, fuzzing))]
+pub fn check_key(text: &str) {
+    let is_shown = |text: &str| !text.chars().any(|it| it.is_control() || is_invisible(it));
+    match Key::new(text) {
+        Ok(key) => {
+            assert_eq!(key.as_str(), text);
+            assert!((1..=Key::MAX_BYTES).contains(&text.len()) && is_shown(text), "{text:?}");
+        }
+        Err(err) => {
+            let shown = err.to_string();
+            assert!(is_shown(&shown) && shown.len() < 2000, "{shown:?}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -186,18 +202,7 @@ mod tests {
         fn any_text_is_a_key_or_is_refused_in_words_that_can_be_shown(
             text in "(\\PC|[\\x00-\\x20\u{ad}\u{202e}é🔑]){0,300}",
         ) {
-            match Key::new(&text) {
-                Ok(key) => {
-                    prop_assert_eq!(key.as_str(), &text);
-                    prop_assert!((1..=Key::MAX_BYTES).contains(&text.len()));
-                    prop_assert!(!text.chars().any(|it| it.is_control() || is_invisible(it)));
-                }
-                Err(err) => {
-                    let shown = err.to_string();
-                    prop_assert!(!shown.chars().any(|it| it.is_control() || is_invisible(it)), "{shown:?}");
-                    prop_assert!(shown.len() < 2000, "{}", shown.len());
-                }
-            }
+            check_key(&text);
         }
     }
 

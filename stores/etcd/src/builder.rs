@@ -204,9 +204,29 @@ pub(crate) fn addresses(endpoints: &[String]) -> String {
 
 /// The address without a user name and password.
 fn without_user(endpoint: &str) -> String {
-    let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));
+    // Without a scheme, the first `://` may be in the password.
+    let scheme = endpoint.split_once("://").filter(|(it, _)| it.bytes().all(|it| it.is_ascii_alphabetic()));
+    let (scheme, rest) = scheme.unwrap_or(("", endpoint));
     // A password may have any character, also those that end an authority.
     let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let (host, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_without_its_user_and_password() {
+        for (endpoint, shown) in [
+            ("http://app:pass@etcd1:2379/x", "http://etcd1:2379"),
+            ("https://app:p@ss/w?rd#@etcd1:2379", "https://etcd1:2379"),
+            ("app:pass://word@etcd1:2379", "etcd1:2379"),
+            ("http://[::1]:2379", "http://[::1]:2379"),
+            ("etcd1:2379", "etcd1:2379"),
+        ] {
+            assert_eq!(without_user(endpoint), shown, "{endpoint}");
+        }
+    }
 }

@@ -92,14 +92,14 @@ pub(crate) fn start_of_last(prefix: &str) -> String {
 pub(crate) fn name_of_last(prefix: &str, key: &[u8]) -> Option<Key> {
     let path = std::str::from_utf8(key).ok()?.strip_prefix(LAST)?.strip_prefix(prefix)?;
     // Another prefix, below this one, has `/` in it.
-    (!path.contains('/')).then(|| unescape(path).into())
+    unescape(path).map(Key::from)
 }
 
 /// The name of the lease of a claim, and the last part of the claim's key.
 pub(crate) fn name_of<'k>(prefix: &str, key: &'k [u8]) -> Option<(Key, &'k str)> {
     let path = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
-    let (name, last) = path.split_once('/')?;
-    (!name.is_empty() && !last.contains('/')).then(|| (unescape(name).into(), last))
+    let (name, last) = path.split_once('/').filter(|(name, last)| !name.is_empty() && !last.contains('/'))?;
+    Some((unescape(name)?.into(), last))
 }
 
 /// `/` would make the keys of `a/b` look like claims to `a`.
@@ -107,8 +107,10 @@ pub(crate) fn escape(name: &str) -> String {
     name.replace('%', "%25").replace('/', "%2f")
 }
 
-fn unescape(name: &str) -> String {
-    name.replace("%2f", "/").replace("%25", "%")
+/// `None` if no name is escaped so: the key is another program's.
+fn unescape(path: &str) -> Option<String> {
+    let name = path.replace("%2f", "/").replace("%25", "%");
+    (escape(&name) == path).then_some(name)
 }
 
 /// What a claim is at the moment.
@@ -222,16 +224,18 @@ pub(crate) fn is_own(value: &[u8]) -> bool {
 /// Says what is in a key below the name of a lease, unless it is a claim: of lockkit, or of a `concurrency.Mutex`.
 pub(crate) fn check_claim(dir: &str, kv: &KeyValue) -> Result<(), String> {
     let last = kv.key_str().ok().and_then(|it| it.strip_prefix(dir)).unwrap_or_default();
-    if is_own(kv.value()) || is_mutex(last, kv) { Ok(()) } else { Err(foreign(kv)) }
+    if is_own(kv.value()) || is_mutex(last, kv) { Ok(()) } else { Err(foreign(kv.key(), kv.value())) }
 }
 
 /// Says what is in the key of the last holder, unless lockkit wrote it.
 pub(crate) fn check_last(last: &[KeyValue]) -> Result<(), String> {
-    last.first().filter(|kv| !is_own(kv.value())).map_or(Ok(()), |kv| Err(foreign(kv)))
+    last.first().filter(|kv| !is_own(kv.value())).map_or(Ok(()), |kv| Err(foreign(kv.key(), kv.value())))
 }
 
-fn foreign(kv: &KeyValue) -> String {
-    let (path, text) = (String::from_utf8_lossy(kv.key()), String::from_utf8_lossy(kv.value()));
+/// Says what another program has written into a key.
+pub(crate) fn foreign(key: &[u8], value: &[u8]) -> String {
+    let (path, text) = (String::from_utf8_lossy(key), String::from_utf8_lossy(value));
+    let path = path.escape_debug();
     let mut start = String::new();
     for char in text.chars().take(SHOWN) {
         match char {
@@ -288,6 +292,20 @@ mod tests {
                 assert_eq!(starts, name.starts_with(prefix), "{name} {prefix}");
             }
         }
+    }
+
+    #[test]
+    fn a_key_whose_name_is_escaped_otherwise_is_of_no_lease() {
+        for path in ["%2F", "a%2", "%", "%2525%"] {
+            assert_eq!(name_of("p/", format!("p/{path}/x").as_bytes()), None, "{path}");
+            assert_eq!(name_of_last("p/", format!("{LAST}p/{path}").as_bytes()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_another_programs_key_moves_no_cursor() {
+        let said = foreign(b"p/a/\x1b[2J\n", b"\x1b[2J");
+        assert!(said.contains("`p/a/\\u{1b}[2J\\n`") && !said.contains(char::is_control), "{said}");
     }
 
     #[test]

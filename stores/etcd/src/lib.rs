@@ -93,8 +93,9 @@ mod claim_all;
 mod claimed;
 mod claims;
 mod error;
-#[cfg(test)]
-mod fuzz;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod keeper;
 mod layout;
 mod look;

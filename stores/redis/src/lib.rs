@@ -151,8 +151,9 @@ mod claim;
 mod connection;
 mod error;
 mod fit;
-#[cfg(test)]
-mod fuzz;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod layout;
 mod look;
 mod node;

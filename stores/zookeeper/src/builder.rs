@@ -150,13 +150,13 @@ pub(crate) fn shown(hosts: &str) -> &str {
 }
 
 /// Whether an address has a user name or password before its host. `connect` refuses it, and it is never printed.
-fn has_user(hosts: &str) -> bool {
+pub(crate) fn has_user(hosts: &str) -> bool {
     let mut hosts = hosts.split(',').map(|it| it.split_once("://").map_or(it, |(_, rest)| rest));
     // The chroot may have a `@`.
     hosts.any(|it| it.split('/').next().is_some_and(|it| it.contains('@')))
 }
 
-fn check_root(root: &str) -> Result<(), ConnectError> {
+pub(crate) fn check_root(root: &str) -> Result<(), ConnectError> {
     let reason = if root == "/" {
         "is the root of ZooKeeper and has nodes of its own; use a node below it, as in `/locks`"
     } else if !root.starts_with('/') {

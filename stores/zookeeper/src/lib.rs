@@ -67,8 +67,9 @@ mod claim;
 mod claimed;
 mod claims;
 mod error;
-#[cfg(test)]
-mod fuzz;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod layout;
 mod look;

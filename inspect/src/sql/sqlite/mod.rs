@@ -1,10 +1,14 @@
 //! SQLite, which has one write lock and does not say who holds it.
 
 mod doctor;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 
 use lockkit::Key;
 use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
 
+#[cfg(any(test, fuzzing))]
+pub use self::fuzz::check_statement;
 use super::{Inspect, SetMost};
 use crate::{Finding, Plan, Waits};
 

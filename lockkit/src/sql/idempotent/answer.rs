@@ -119,6 +119,23 @@ fn refused<T>(key: &Key, problem: &'static str, source: BoxError) -> Error {
     Error::Answer { key: key.clone(), problem, what: type_name::<T>(), source }
 }
 
+/// A stored text is an answer that is the same when it is stored again, or it is refused. Panics otherwise.
+#[cfg(any(test, fuzzing))]
+pub fn check_answer(text: &[u8]) {
+    type Answer = (Option<i64>, Vec<f64>, serde_json::Value);
+    type Refusal = (u16, String);
+    let key = Key::from("k");
+    let stored = |text: &[u8]| Stored { key: key.clone(), text: text.to_vec() };
+    let forms = Forms::<Answer, Refusal>::with_errs(Form::json(), Errs::json(|_| true));
+    if let Ok(answer) = stored(text).read(&forms) {
+        let written = forms.written(&answer, &key, usize::MAX).expect("errors are answers").expect("it was read");
+        assert_eq!(stored(&written).read(&forms).expect("it was written"), answer);
+    }
+    let forms = Forms::<Answer, Refusal>::of_values(Form::json());
+    let is_value = matches!(stored(text).read(&forms), Ok(Ok(_)));
+    assert!(!is_value || text.first() != Some(&ERR), "an error was read as a value");
+}
+
 /// Why an answer is not stored.
 #[derive(Debug, thiserror::Error)]
 #[error("it has {bytes} bytes, and `max_answer` allows {most}")]
@@ -131,3 +148,27 @@ struct TooLarge {
 #[derive(Debug, thiserror::Error)]
 #[error("it is an error, which only a request with `store_err` can read")]
 struct IsError;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_an_answer_or_is_refused(
+            number in "null|-?[0-9]{1,20}",
+            float in "(-?[0-9]{1,20}(\\.[0-9]{1,20})?(e-?[0-9]{1,3})?)?",
+            value in "\\{\"a\":\"[a-z\\\\\"]{0,9}\"\\}|[0-9]{0,22}|true",
+            text in "\\PC*",
+        ) {
+            let answer = format!("[{number},[{float}],{value}]");
+            for text in [&*answer, &*format!("!{answer}"), &*format!("![{value},\"{number}\"]"), &*text] {
+                check_answer(text.as_bytes());
+            }
+        }
+    }
+}

@@ -26,6 +26,8 @@ use std::{future::Future, panic::Location, time::Duration};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
 
+#[cfg(any(test, fuzzing))]
+pub use self::answer::check_answer;
 pub use self::{
     answer::{Errs, Form, Forms, Stored},
     asked::Answering,
