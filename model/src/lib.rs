@@ -5,6 +5,9 @@
 #![expect(clippy::struct_excessive_bools, reason = "each is a fault of its own, or says that it has happened")]
 
 mod life;
+// The file of the store itself, so that the model cannot drift away from it.
+#[path = "../../stores/zookeeper/src/pulse.rs"]
+mod pulse;
 /// What `life/state.rs` imports.
 mod value {
     pub(crate) mod error {
@@ -16,4 +19,5 @@ pub mod check;
 pub mod guard;
 pub mod quorum;
 pub mod sessions;
+pub mod stops;
 pub mod table;

@@ -12,8 +12,8 @@ use crate::{
 
 /// The session timeout.
 const SESSION: i8 = 4;
-/// The longest time without a sign of life, after which a process leaves its connection. A client that stays on it is
-/// granted nothing until the leader has learned that it lives, so it does nothing here.
+/// The longest time without a sign of life, after which a process leaves its connection. One that stays on it is in
+/// [`stops`](crate::stops).
 const SILENCE: i8 = 1;
 /// The longest time between two reports of a follower.
 const REPORT: i8 = 1;

@@ -5,6 +5,7 @@ use lockkit_model::{
     guard::Guard,
     quorum::Quorum,
     sessions::Sessions,
+    stops::Stops,
     table::Table,
 };
 
@@ -32,4 +33,9 @@ fn a_quorum_of_redis_servers() {
 #[test]
 fn sessions_of_zookeeper() {
     check::<Sessions>();
+}
+
+#[test]
+fn a_process_of_zookeeper_that_is_stopped() {
+    check::<Stops>();
 }

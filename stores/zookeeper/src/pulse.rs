@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Of one session.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Pulse {
     /// When the thread ran last.
     last: Instant,
@@ -26,7 +26,7 @@ pub(crate) struct Pulse {
 }
 
 /// The last stop that may matter.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Stop {
     lasted: Duration,
     ended: Instant,
@@ -81,14 +81,7 @@ impl Pulse {
 
 #[cfg(test)]
 mod tests {
-    use lockkit::{
-        Error, Fault, LeaseStore,
-        store::{Acquired, Claim, Token},
-    };
-    use lockkit_store_servers::zookeeper::ZooKeeper;
-
     use super::*;
-    use crate::ZooKeeperStore;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -120,26 +113,5 @@ mod tests {
         assert_eq!(connected.stopped(at(7)), stopped(6, 9), "it had no connection before the stop had ended");
         connected.reconnected(at(7));
         assert_eq!(connected.stopped(at(8)), None);
-    }
-
-    #[tokio::test]
-    async fn a_process_that_was_stopped_is_granted_nothing_until_the_leader_knows_that_it_lives() {
-        let server = ZooKeeper::alone();
-        let store =
-            ZooKeeperStore::builder(server.host()).session_timeout(SECOND * 4).connect().await.expect("a session");
-        // Shorter than the silence after which the client would leave its connection.
-        let stop = store.session_timeout().expect("a session") * 3 / 10;
-        let (began, begins) = tokio::sync::oneshot::channel();
-        store.runtime().spawn(async move {
-            began.send(()).expect("the test waits");
-            std::thread::sleep(stop);
-        });
-        begins.await.expect("the thread runs");
-        let claim = Claim::new("k", Token::random(), "stopped", SECOND * 10);
-        let refused = store.lease_acquire(&claim).await;
-        assert!(matches!(refused, Err(Error::Database { fault: Fault::Unavailable, .. })), "{refused:?}");
-        while !matches!(store.lease_acquire(&claim).await, Ok(Acquired::Granted(_))) {
-            tokio::time::sleep(SECOND / 10).await;
-        }
     }
 }

@@ -347,7 +347,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use lockkit::{
+        Error, Fault, LeaseStore,
+        store::{Acquired, Claim, Token},
+    };
+    use lockkit_store_servers::zookeeper::ZooKeeper;
+
     use super::*;
+    use crate::ZooKeeperStore;
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn a_check_that_an_expired_session_sent_proves_nothing() {
@@ -369,5 +378,26 @@ mod tests {
         assert_eq!(trusted(seconds(20), seconds(8)), seconds(6));
         // The server has raised it.
         assert!(trusted(seconds(4), Duration::from_millis(300)) > Duration::from_millis(2600));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_was_stopped_is_granted_nothing_until_the_leader_knows_that_it_lives() {
+        let server = ZooKeeper::alone();
+        let store =
+            ZooKeeperStore::builder(server.host()).session_timeout(SECOND * 4).connect().await.expect("a session");
+        // Shorter than the silence after which the client would leave its connection.
+        let stop = store.session_timeout().expect("a session") * 3 / 10;
+        let (began, begins) = oneshot::channel();
+        store.runtime().spawn(async move {
+            began.send(()).expect("the test waits");
+            std::thread::sleep(stop);
+        });
+        begins.await.expect("the thread runs");
+        let claim = Claim::new("k", Token::random(), "stopped", SECOND * 10);
+        let refused = store.lease_acquire(&claim).await;
+        assert!(matches!(refused, Err(Error::Database { fault: Fault::Unavailable, .. })), "{refused:?}");
+        while !matches!(store.lease_acquire(&claim).await, Ok(Acquired::Granted(_))) {
+            sleep(SECOND / 10).await;
+        }
     }
 }
