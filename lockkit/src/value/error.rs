@@ -51,8 +51,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 pub enum Error {
     /// Another holder has the lock, and the wait is over. Nothing was taken.
     #[error(
-        "lock `{key}` is held by {} (waited {}){}",
-        holder::whom(holder.as_deref()),
+        "lock `{key}` is {} (waited {}){}",
+        holder::state(holder.as_deref()),
         rounded(*waited),
         holder::details(holder.as_deref())
     )]
@@ -62,8 +62,9 @@ pub enum Error {
         key: Key,
         /// How long the caller waited.
         waited: Duration,
-        /// The holder, if known. For leases and session locks: unless the store did not answer the last look in time.
-        /// For named and row locks: on some databases, see their `lock`.
+        /// The holder, if known. For leases and session locks: unless the store did not answer the last look in time;
+        /// a store that answered with an error is [`Holder::Unknown`]. For named and row locks: on some databases, see
+        /// their `lock`.
         holder: Option<Box<Holder>>,
     },
 

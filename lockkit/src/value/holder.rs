@@ -9,8 +9,8 @@ use crate::value::{error::rounded, fence::Fence, key::Key};
 
 /// The holder of a lock that could not be taken, for display: a lease, or a session of the database server.
 ///
-/// Displayed as "host-7/4711/9f3a, held for 2.0 s, expires in 28 s unless renewed (renewed once)", or as [`LockHolder`]
-/// is.
+/// Displayed as "host-7/4711/9f3a, held for 2.0 s, expires in 28 s unless renewed (renewed once)", as [`LockHolder`]
+/// is, or as the reason why the holder is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
@@ -18,6 +18,9 @@ pub enum Holder {
     Lease(LeaseInfo),
     /// The server session that holds a row, named or session lock.
     Session(LockHolder),
+    /// Perhaps nobody: the store refused the lease and did not say who holds it. With the reason of its last answer,
+    /// such as the quarantine of a Redis server, which may have forgotten leases, and how long it lasts.
+    Unknown(String),
 }
 
 impl Holder {
@@ -25,14 +28,14 @@ impl Holder {
     pub fn as_lease(&self) -> Option<&LeaseInfo> {
         match self {
             Self::Lease(lease) => Some(lease),
-            Self::Session(_) => None,
+            Self::Session(_) | Self::Unknown(_) => None,
         }
     }
 
     /// The server session, if the lock is a row, named or session lock.
     pub fn as_session(&self) -> Option<&LockHolder> {
         match self {
-            Self::Lease(_) => None,
+            Self::Lease(_) | Self::Unknown(_) => None,
             Self::Session(session) => Some(session),
         }
     }
@@ -61,6 +64,7 @@ impl fmt::Display for Holder {
         match self {
             Self::Lease(lease) => write!(f, "{}, {}", lease.holder, lease.times()),
             Self::Session(session) => session.fmt(f),
+            Self::Unknown(reason) => f.write_str(reason),
         }
     }
 }
@@ -165,9 +169,13 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The subject of the message of [`Error::Contended`](crate::Error::Contended).
-pub(crate) fn whom(holder: Option<&Holder>) -> &'static str {
-    if holder.is_some_and(Holder::is_this_process) { "this process" } else { "somebody else" }
+/// The verb of the message of [`Error::Contended`](crate::Error::Contended).
+pub(crate) fn state(holder: Option<&Holder>) -> &'static str {
+    match holder {
+        Some(Holder::Unknown(_)) => "not granted",
+        Some(holder) if holder.is_this_process() => "held by this process",
+        _ => "held by somebody else",
+    }
 }
 
 /// The end of the message of [`Error::Contended`](crate::Error::Contended).

@@ -59,8 +59,9 @@
 //! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine.
 //! By its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still
 //! has can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server
-//! does not have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A
-//! [`Quorum`] has no readers and writers, and its servers answer.
+//! does not have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. The holder
+//! in [`Error::Contended`] is then [`Holder::Unknown`], whose text says how long the quarantine lasts. A [`Quorum`] has
+//! no readers and writers, and its servers answer.
 //!
 //! An acquisition checks the server, unless one did so within the last second. `lockkit:open` says that, and a server
 //! loses it in a flush, or when it copies the data of another one; it does not count after a restart. One change is not
@@ -139,6 +140,8 @@
 //! | `tls-rustls`, `tls-rustls-webpki-roots`, `tls-native-tls` | `rediss://` addresses |
 //!
 //! [`Lease::fence`]: lockkit::Lease::fence
+//! [`Error::Contended`]: lockkit::Error::Contended
+//! [`Holder::Unknown`]: lockkit::Holder::Unknown
 //! [`Leases::list`]: lockkit::Leases::list
 //! [`Leases::show`]: lockkit::Leases::show
 //! [`Leases::steal`]: lockkit::Leases::steal

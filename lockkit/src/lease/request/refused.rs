@@ -7,7 +7,7 @@
 //! writers, which may be the caller's own. A row that another transaction has locked is one, and so is a statement of
 //! the waiting loop that another transaction undid.
 
-use std::time::Duration;
+use std::{error::Error as _, iter::successors, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -18,7 +18,10 @@ use crate::{
         queue::wait::{FIRST_ANSWER, Outcome, Refused},
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
     },
-    value::error::{Error, Result},
+    value::{
+        error::{Error, Result},
+        holder::Holder,
+    },
 };
 
 /// What lockkit does in a request.
@@ -56,11 +59,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NoAnswer => (pending.in_the_way().is_some(), QUICK),
             Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
         };
-        let held = match timeout(limit, self.current_holder(pending)).await {
+        let (held, unknown) = match timeout(limit, self.current_holder(pending)).await {
             // A grant that came too late is being released.
-            Ok(Ok(held)) => held.filter(|it| !pending.has_claimed(it.token)),
+            Ok(Ok(held)) => (held.filter(|it| !pending.has_claimed(it.token)), None),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
-            Ok(Err(_)) | Err(_) => None,
+            Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
+            Ok(Err(_)) | Err(_) => (None, None),
         };
         if !answered && held.is_none() {
             return self.silence(pending).await;
@@ -69,7 +73,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
             _ => None,
         };
-        let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
+        let holder = held.map(|it| self.inner.shown(it).into()).or(unknown).map(Box::new);
         Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder }
     }
 
@@ -131,6 +135,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<LeaseRecord>> {
         self.inner.store().list(prefix, most, limit_for(self.ttl)).await
     }
+}
+
+/// Why a store did not say who holds a lease: the sources of its error.
+fn reason(err: &Error) -> String {
+    let sources: Vec<_> = successors(err.source(), |it| (**it).source()).map(ToString::to_string).collect();
+    if sources.is_empty() { err.to_string() } else { sources.join(": ") }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{
-    Error, Fault, Leases,
+    Error, Fault, Holder, Leases,
     store::{Answer, LeaseStore, Renewal},
 };
 use lockkit_redis::{ConnectError, Unfit};
@@ -46,6 +46,22 @@ async fn a_lease_that_the_server_forgot_has_one_holder_until_its_ttl_is_over() {
         let late = holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap();
         assert_eq!(late, [Answer::Gone]);
     }
+}
+
+#[tokio::test]
+async fn a_refusal_in_the_quarantine_names_it_and_no_holder() {
+    let server = Redis::start();
+    let leases = Leases::new(builder(&server).connect().await.unwrap());
+    let refused = leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    let Error::Contended { holder: Some(holder), .. } = &refused else { panic!("{refused:?}") };
+    let Holder::Unknown(reason) = &**holder else { panic!("{holder:?}") };
+    assert!(reason.starts_with("the server may have forgotten leases: its quarantine ends in "), "{reason}");
+    assert!(refused.to_string().starts_with("lock `k` is not granted (waited "), "{refused}");
+    leases.store().declare_new().await.unwrap();
+    let lease = leases.lease("k").acquire().await.unwrap();
+    let held = leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    assert!(held.to_string().starts_with("lock `k` is held by this process (waited "), "{held}");
+    drop(lease);
 }
 
 #[tokio::test]
