@@ -19,6 +19,10 @@ const SCHEMES: [&str; 8] = ["postgres", "postgresql", "mysql", "mariadb", "sqlit
 
 libfuzzer_sys::fuzz_target!(|given: (u8, &str, &str, &str, [u64; 4])| {
     let (scheme, first, second, third, micros) = given;
+    // libFuzzer copies the password that is planted.
+    if [first, second, third].iter().any(|it| it.contains("s3cr3t")) {
+        return;
+    }
     fuzz::check_arguments(first);
     fuzz::check_url(SCHEMES[usize::from(scheme) % SCHEMES.len()], first, second, third);
     fuzz::check_host(first.as_bytes());
