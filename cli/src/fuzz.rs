@@ -84,7 +84,7 @@ pub(crate) fn check_lease(key: &str, holder: &str, micros: [u64; 4]) {
     let [acquired, held_for, expires_in, ttl] = micros.map(Duration::from_micros);
     let mut lease = LeaseInfo::new(key.into(), holder, micros[0].into(), SystemTime::UNIX_EPOCH + acquired);
     (lease.held_for, lease.expires_in, lease.ttl) = (held_for, expires_in, Some(ttl));
-    let lines = table(std::slice::from_ref(&lease));
+    let lines = table(std::slice::from_ref(&lease), &[]);
     assert!(lines.lines().count() == 2 && !lines.contains(|it: char| it.is_control() && it != '\n'), "{lines:?}");
     assert_eq!(json(&lease).to_string().lines().count(), 1);
 }

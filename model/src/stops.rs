@@ -47,7 +47,7 @@ pub struct Stops {
     bug: Option<Bug>,
     /// The last tick.
     time: i8,
-    stops: u8,
+    pauses: u8,
     claims: u8,
     renewals: u8,
     /// How often the process leaves its connection.
@@ -180,7 +180,7 @@ impl Model for Stops {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let Self { bug: _, time: _, stops, claims, renewals, leaves } = *self;
+        let Self { bug: _, time: _, pauses: stops, claims, renewals, leaves } = *self;
         vec![State {
             now: 0,
             runs: true,
@@ -369,7 +369,7 @@ impl Protocol for Stops {
     type Bug = Bug;
 
     fn scopes() -> Vec<Scope<Self>> {
-        let base = Self { bug: None, time: 16, stops: 1, claims: 1, renewals: 0, leaves: 0 };
+        let base = Self { bug: None, time: 16, pauses: 1, claims: 1, renewals: 0, leaves: 0 };
         vec![
             Scope {
                 name: "a stop on one connection",

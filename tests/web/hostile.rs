@@ -47,8 +47,8 @@ async fn answered(text: &str) -> bool {
         let page = answer.into_body().collect().await.expect("a page").to_bytes();
         assert!(!String::from_utf8_lossy(&page).contains(ELEMENT), "{text}");
     }
-    let held = leases.show("nightly").await.expect("an answer");
-    let is_taken = held.is_none_or(|it| it.fence != lease.fence());
+    let after = leases.show("nightly").await.expect("an answer");
+    let is_taken = after.is_none_or(|it| it.fence != lease.fence());
     assert!(may_steal || !is_taken, "{text}");
     is_taken
 }

@@ -467,8 +467,8 @@ pub(super) fn prefix_end(prefix: &str) -> String {
     end.unwrap_or_else(|| char::MAX.to_string().repeat(64))
 }
 
-/// A row of a lease is read whatever is in it, and what lockkit cannot have written is called a flaw. The numbers are the
-/// fence, the times of the grant, of now and of the expiry, and the renewals. Panics otherwise.
+/// A row of a lease is read whatever is in it, and what lockkit cannot have written is called a flaw. The numbers are
+/// the fence, the times of the grant, of now and of the expiry, and the renewals. Panics otherwise.
 #[cfg(any(test, fuzzing))]
 pub fn check_lease_row(name: &[u8], token: &[u8], numbers: [i64; 5], ttl_us: Option<i64>) {
     let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
