@@ -54,10 +54,10 @@ pub enum Plan {
 
 impl Plan {
     /// Whether a statement can be planned without being run: it begins with `SELECT`, `UPDATE`, `DELETE`, `INSERT`,
-    /// `REPLACE` or `WITH`, and has no semicolon and no NUL. Other words, such as `ANALYZE`, could be options of the
-    /// server's EXPLAIN. What follows a semicolon would be run, and sqlx never ends with a NUL in a text for SQLite.
+    /// `REPLACE` or `WITH`, and has no NUL. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN, and
+    /// sqlx never ends with a NUL in a text for SQLite.
     pub fn is_for(statement: &str) -> bool {
-        if statement.contains([';', '\0']) {
+        if statement.contains('\0') {
             return false;
         }
         let word: String = statement.trim_start().chars().take_while(char::is_ascii_alphabetic).collect();
@@ -81,7 +81,6 @@ mod tests {
             "/**/ SELECT 1",
             "",
             "selects",
-            "select 1; x",
             "select \0",
         ] {
             assert!(!Plan::is_for(statement), "{statement}");

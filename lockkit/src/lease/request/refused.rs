@@ -274,7 +274,8 @@ mod tests {
         let there = Leases::new(leases.store().clone());
         leases.store().fail(Call::Look, [failed(Fault::Other)]);
         let err = there.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
-        assert!(matches!(err, Error::Contended { holder: None, .. }), "{err:?}");
+        assert_eq!(err.holder().unwrap().to_string(), "as scripted");
+        assert!(err.is_contended(), "{err:?}");
         drop(lease);
     }
 
