@@ -4,6 +4,8 @@
 
 #[path = "../../cli/src/args.rs"]
 mod args;
+#[path = "../../cli/src/dotenv.rs"]
+mod dotenv;
 #[path = "../../cli/src/fuzz.rs"]
 mod fuzz;
 #[path = "../../cli/src/host.rs"]
