@@ -274,8 +274,8 @@ mod tests {
         let there = Leases::new(leases.store().clone());
         leases.store().fail(Call::Look, [failed(Fault::Other)]);
         let err = there.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
-        assert_eq!(err.holder().unwrap().to_string(), "as scripted");
-        assert!(err.is_contended(), "{err:?}");
+        let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
+        assert_eq!(holder.to_string(), "as scripted");
         drop(lease);
     }
 
