@@ -12,6 +12,7 @@ use tokio::{sync::oneshot, time::timeout};
 use crate::{
     plan::Kind,
     store::{Reply, Request, TxId, Write},
+    tables::ConnId,
     world::Shared,
 };
 
@@ -50,15 +51,20 @@ impl Client {
         Self { world: world.clone(), process, generation, profile, has_pins }
     }
 
-    /// Sends a request, and waits for its answer.
-    async fn call(&self, request: Request, key: Option<&Key>) -> Result<Reply> {
+    /// Sends a request, and waits for its answer. `None` if the connection breaks.
+    pub(crate) async fn sends(&self, request: Request) -> Option<Reply> {
         let (sender, receiver) = oneshot::channel();
         self.world.lock().send(self.process, self.generation, request, sender);
+        receiver.await.ok().flatten()
+    }
+
+    /// As `sends`, with an error for a connection that breaks.
+    async fn call(&self, request: Request, key: Option<&Key>) -> Result<Reply> {
         let unavailable = |kind, why| {
             let source = io::Error::new(kind, why);
             Err(Error::database("talking to the simulated store", key, Fault::Unavailable, source))
         };
-        match receiver.await.ok().flatten() {
+        match self.sends(request).await {
             None => unavailable(io::ErrorKind::ConnectionReset, "the connection broke"),
             Some(Reply::Unknown) => unavailable(io::ErrorKind::TimedOut, "the store cannot say it for now"),
             Some(reply) => Ok(reply),
@@ -90,6 +96,16 @@ impl Client {
             });
         }
         Ok(AcquiredAll::Granted(grants))
+    }
+
+    /// The number of a connection that is opened now.
+    pub(crate) fn opens(&self) -> ConnId {
+        self.world.lock().opens(self.process)
+    }
+
+    /// The connection is closed.
+    pub(crate) fn closes(&self, conn: ConnId) {
+        self.world.lock().closes(conn);
     }
 
     /// Begins a transaction.

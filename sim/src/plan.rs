@@ -5,6 +5,8 @@ use std::fmt;
 use clap::ValueEnum;
 use fastrand::Rng;
 
+use crate::trade::{Deal, Market};
+
 /// The kind of trouble that a run has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Profile {
@@ -61,13 +63,16 @@ pub enum Kind {
     ZooKeeper,
     /// A cluster of etcd.
     Etcd,
+    /// Tables of PostgreSQL, for stocks and rows with versions. No leases.
+    Stock,
 }
 
 impl Kind {
-    /// That of a seed. Half of the seeds have `Sql`.
+    /// That of a seed. A third of the seeds have `Sql`.
     fn of(seed: u64) -> Self {
         match seed / 10 % 6 {
-            0..3 => Self::Sql,
+            0..2 => Self::Sql,
+            2 => Self::Stock,
             3 => Self::Redis,
             4 => Self::ZooKeeper,
             _ => Self::Etcd,
@@ -113,6 +118,9 @@ pub struct Settings {
     pub batches: bool,
     /// Whether a write is visible everywhere at once. If not, leases are not handed over.
     pub shows_writes_at_once: bool,
+    /// How many segments pieces are spread over, and how many connections a process has.
+    pub segments: u32,
+    pub connections: u32,
     /// A promise that the store breaks. `None` in every plan that is made from a seed.
     pub bug: Option<Bug>,
 }
@@ -281,6 +289,8 @@ pub enum What {
     },
     /// `close`. The process does nothing more.
     Close,
+    /// Something with a stock, or with rows that have versions.
+    Deal(Deal),
 }
 
 /// The key of a lease.
@@ -411,6 +421,7 @@ struct Mixture {
     two_keys: bool,
     ttl: u64,
     longest_hold: u64,
+    market: Option<Market>,
 }
 
 impl Plan {
@@ -419,7 +430,9 @@ impl Plan {
         let random = &mut Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let nth = usize::try_from(seed % 10).unwrap_or(0);
         let profile = profile.unwrap_or(Profile::ALL[nth]);
-        let mix = Mixture {
+        let kind = kind.unwrap_or(Kind::of(seed));
+        let mut mix = Mixture {
+            market: None,
             modes: random.u32(..10) < 4,
             commits: random.bool(),
             drops: random.u32(..10) < 6,
@@ -436,11 +449,10 @@ impl Plan {
             ttl: *pick(random, &[120, 300, 1000, 3000]),
             longest_hold: *pick(random, &[2, 20, 200, 500]),
         };
-        let kind = kind.unwrap_or(Kind::of(seed));
-        let settings = Settings {
+        let mut settings = Settings {
             kind,
             session: match kind {
-                Kind::Sql | Kind::Redis => 0,
+                Kind::Sql | Kind::Redis | Kind::Stock => 0,
                 Kind::ZooKeeper => [1000, 2000, 4000][usize::try_from(seed / 60 % 3).unwrap_or(0)],
                 // That of the longest ttl: a quarter longer, in whole seconds.
                 Kind::Etcd => (3 * mix.ttl * 5 / 4).div_ceil(1000).max(2) * 1000,
@@ -451,8 +463,15 @@ impl Plan {
             notifies: if kind.has_sessions() { 1.0 } else { *pick(random, &[0.0, 1.0, 0.7]) },
             batches: random.bool(),
             shows_writes_at_once: random.u32(..10) < 9,
+            segments: 0,
+            connections: 1,
             bug: None,
         };
+        if kind == Kind::Stock {
+            let market = Market::of(random);
+            (settings.segments, settings.connections) = (market.segments, market.connections);
+            mix.market = Some(market);
+        }
         let count = random.usize(1..=3);
         let processes: Vec<_> = (0..count)
             .map(|_| {
@@ -501,7 +520,7 @@ impl Plan {
     }
 }
 
-fn pick<'t, T>(random: &mut Rng, from: &'t [T]) -> &'t T {
+pub(crate) fn pick<'t, T>(random: &mut Rng, from: &'t [T]) -> &'t T {
     &from[random.usize(..from.len())]
 }
 
@@ -511,13 +530,16 @@ fn tasks(random: &mut Rng, mix: Mixture, count: usize, most: usize) -> Vec<Vec<O
             (0..random.usize(1..=most)).map(|_| Op { pause: random.u64(0..60), what: what(random, mix) }).collect()
         })
         .collect();
-    if mix.closes && random.bool() {
+    if mix.market.is_none() && mix.closes && random.bool() {
         tasks.push(vec![Op { pause: random.u64(1..1500), what: What::Close }]);
     }
     tasks
 }
 
 fn what(random: &mut Rng, mix: Mixture) -> What {
+    if let Some(market) = mix.market {
+        return What::Deal(market.deal(random));
+    }
     let key = if mix.two_keys && random.bool() { Name::B } else { Name::A };
     let (terms, work) = (terms(random, mix), work(random, mix));
     match random.u32(..100) {

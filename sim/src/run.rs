@@ -14,9 +14,11 @@ use tokio::{
 };
 
 use crate::{
+    clerk::Clerk,
     client::Client,
+    driver,
     judge::Judge,
-    plan::{Fault, Link, Op, Plan},
+    plan::{Fault, Kind, Link, Op, Plan},
     task::Task,
     world::{Clock, Counts, Event, Shared, World},
 };
@@ -29,6 +31,9 @@ const OVER_AFTER: u64 = 90_000 * MS;
 
 /// How long after its last operation a run goes on, beside two ttls: longer than any call, retry and transaction.
 const REST: u64 = 8_000 * MS;
+
+/// The same, of stocks and versions: an unanswered COMMIT is waited for.
+const REST_OF_STOCK: u64 = 35_000 * MS;
 
 /// How soon after all is at rest a free lease is granted.
 const PROBE_LIMIT: Duration = Duration::from_millis(400);
@@ -69,6 +74,7 @@ struct Run<'p> {
 struct Process {
     runtime: Option<Runtime>,
     leases: Option<Leases<Client>>,
+    clerk: Option<Clerk>,
     /// The state of `fastrand` for this process.
     random: u64,
 }
@@ -79,7 +85,8 @@ impl<'p> Run<'p> {
         let mut processes = Vec::new();
         for number in 0..plan.processes.len() {
             world.add_process(Link::GOOD);
-            processes.push(Process { runtime: None, leases: None, random: plan.seed ^ ((number as u64 + 1) << 32) });
+            let random = plan.seed ^ ((number as u64 + 1) << 32);
+            processes.push(Process { runtime: None, leases: None, clerk: None, random });
         }
         for (at, fault) in &plan.faults {
             world.plan(at * MS, Event::Fault(fault.clone()));
@@ -98,26 +105,26 @@ impl<'p> Run<'p> {
             let now = run.world.lock().now;
             let clock = Clock::new(Instant::now(), now, run.plan.processes[process].fast_ppm);
             run.world.lock().started(process, clock);
-            let leases = run.leases(process);
+            let task = run.task(process);
             for ops in tasks {
-                let task = run.task(process, leases.clone());
-                run.tasks.push(runtime.spawn(task.run(ops)));
+                run.tasks.push(runtime.spawn(task.clone().run(ops)));
             }
-            run.processes[process].leases = Some(leases);
+            let Task { leases, clerk, .. } = task;
+            (run.processes[process].leases, run.processes[process].clerk) = (Some(leases), Some(clerk));
         });
     }
 
-    fn leases(&self, process: usize) -> Leases<Client> {
+    /// A task of a process, with leases and a pool of its own. Clones share them.
+    fn task(&self, process: usize) -> Task {
         let client = Client::new(&self.world, process);
         let settings = self.plan.settings;
+        let pool = driver::pool(client.clone(), settings.connections);
+        let clerk = Clerk::new(&self.world, process, pool, settings.segments);
         let (ttl, wait) = (Duration::from_millis(settings.ttl), Duration::from_millis(settings.wait));
         let leases = Leases::builder(client).ttl(ttl).wait(wait).hand_over(settings.hand_over);
         let leases = leases.sweep_every(None).holder(format!("p{process}"));
-        leases.build().expect("the settings of a plan are valid")
-    }
-
-    fn task(&self, process: usize, leases: Leases<Client>) -> Task {
-        Task { world: self.world.clone(), process, leases, settings: self.plan.settings }
+        let leases = leases.build().expect("the settings of a plan are valid");
+        Task { world: self.world.clone(), process, leases, settings, clerk }
     }
 
     /// Does something in a process. Nothing if it was killed.
@@ -187,6 +194,7 @@ impl<'p> Run<'p> {
             Event::Arrives { call, is_first } => self.world.lock().arrives(call, is_first),
             Event::IsAnswered { call } => self.world.lock().answers(call),
             Event::Freed { process, key } => self.world.lock().freed(process, &key),
+            Event::GivesUp { call } => self.world.lock().lock_times_out(call),
             Event::Ends(tx) => self.world.lock().end(tx),
             Event::IdlesAt(tx) => self.world.lock().idles(tx),
             Event::SessionEnds(id) => self.world.lock().session_ends(id),
@@ -233,8 +241,10 @@ impl<'p> Run<'p> {
                 let at = world.now + restarts * MS;
                 world.plan(at, Event::Restarts { process, tasks });
                 let handles = world.judge.killed(process);
+                world.closes_all(process);
                 drop(world);
-                drop((runtime, handles, self.processes[process].leases.take()));
+                let Process { leases, clerk, .. } = &mut self.processes[process];
+                drop((runtime, handles, leases.take(), clerk.take()));
             }
             Fault::Step { by } => world.store.step(by * 1000),
             Fault::Restart => world.restart_store(),
@@ -299,7 +309,8 @@ impl<'p> Run<'p> {
 
     /// Waits until nothing can be left of the operations, and looks whether something is.
     fn rest(&mut self) {
-        let at = self.world.lock().now + 2 * (self.plan.longest_ttl() + self.plan.settings.session) * MS + REST;
+        let longest = if self.is_of_stock() { REST_OF_STOCK } else { REST };
+        let at = self.world.lock().now + 2 * (self.plan.longest_ttl() + self.plan.settings.session) * MS + longest;
         self.drive(at);
         let mut found = Vec::new();
         {
@@ -321,6 +332,8 @@ impl<'p> Run<'p> {
             if held > 0 || tasks > 1 {
                 found.push(format!("p{process} still renews {held} leases, and {tasks} tasks are left"));
             }
+            let left = it.clerk.iter().filter(|_| it.runtime.is_some()).flat_map(Clerk::left);
+            found.extend(left.map(|it| format!("p{process} has {it}")));
         }
         for what in found {
             self.world.lock().violation(what);
@@ -328,21 +341,27 @@ impl<'p> Run<'p> {
         self.world.lock().store.declare_new();
     }
 
-    /// Every process gets every lease soon.
+    fn is_of_stock(&self) -> bool {
+        self.plan.settings.kind == Kind::Stock
+    }
+
+    /// Every process gets every lease soon, or everything of the stocks and rows.
     fn probe(&mut self) {
         for process in 0..self.processes.len() {
             let probing = self.inside(process, |run, runtime| {
-                let task = run.task(process, run.leases(process));
-                runtime.spawn(probe(task))
+                let task = run.task(process);
+                if run.is_of_stock() { runtime.spawn(task.clerk.probes()) } else { runtime.spawn(probe(task)) }
             });
             let Some(probing) = probing else { continue };
             let at = self.world.lock().now + PROBE;
             self.drive(at);
             if !probing.is_finished() {
-                self.world.lock().violation(format!("p{process} does not get a free lease"));
+                self.world.lock().violation(format!("p{process} does not get what is free"));
             }
         }
-        self.world.lock().check_data();
+        let mut world = self.world.lock();
+        world.check_data();
+        world.check_books();
     }
 
     fn end(mut self) -> Outcome {
@@ -357,7 +376,7 @@ impl<'p> Run<'p> {
         };
         for it in &mut self.processes {
             drop(it.runtime.take());
-            it.leases = None;
+            (it.leases, it.clerk) = (None, None);
         }
         drop(handles);
         let mut world = self.world.lock();

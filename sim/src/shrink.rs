@@ -1,8 +1,9 @@
 //! Makes a failing plan smaller, as long as it still fails.
 
 use crate::{
-    plan::{End, Fault, Plan, What, Work},
+    plan::{End, Fault, Op, Plan, What, Work},
     run::run,
+    trade::Deal,
 };
 
 /// The smallest plan that was found. Each step leaves out one thing, or makes one simpler.
@@ -53,6 +54,7 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
     for list in 0..lists {
         for op in 0..tasks_len(plan, list) {
             with_simpler_work(plan, list, op, &mut plans);
+            with_fewer_takers(plan, list, op, &mut plans);
         }
     }
     plans
@@ -67,11 +69,11 @@ fn tasks_len(plan: &Plan, list: usize) -> usize {
     tasks_of(&mut plan.clone(), list).len()
 }
 
-fn tasks_of(plan: &mut Plan, list: usize) -> &mut Vec<crate::plan::Op> {
+fn tasks_of(plan: &mut Plan, list: usize) -> &mut Vec<Op> {
     all_tasks(plan).swap_remove(list)
 }
 
-fn all_tasks(plan: &mut Plan) -> Vec<&mut Vec<crate::plan::Op>> {
+fn all_tasks(plan: &mut Plan) -> Vec<&mut Vec<Op>> {
     let Plan { processes, faults, .. } = plan;
     let again = faults.iter_mut().filter_map(|(_, it)| match it {
         Fault::Kill { tasks, .. } => Some(tasks),
@@ -92,6 +94,20 @@ fn with_simpler_work(plan: &Plan, list: usize, op: usize, plans: &mut Vec<Plan>)
     with(&|it| !matches!(std::mem::replace(&mut it.end, End::Release), End::Release));
 }
 
+fn with_fewer_takers(plan: &Plan, list: usize, op: usize, plans: &mut Vec<Plan>) {
+    let mut plan = plan.clone();
+    let What::Deal(Deal::Takes { takers, .. }) = &mut tasks_of(&mut plan, list)[op].what else { return };
+    let takers = std::mem::take(takers);
+    for taker in 0..takers.len() {
+        let (mut plan, mut fewer) = (plan.clone(), takers.clone());
+        fewer.remove(taker);
+        if let What::Deal(Deal::Takes { takers, .. }) = &mut tasks_of(&mut plan, list)[op].what {
+            *takers = fewer;
+        }
+        plans.push(plan);
+    }
+}
+
 fn work(what: &mut What) -> Option<&mut Work> {
     match what {
         What::Try { work, .. }
@@ -101,6 +117,6 @@ fn work(what: &mut What) -> Option<&mut Work> {
         | What::Permits { work, .. }
         | What::Read { work }
         | What::Write { work } => Some(work),
-        What::All { .. } | What::Steal { .. } | What::Look { .. } | What::Close => None,
+        What::All { .. } | What::Steal { .. } | What::Look { .. } | What::Close | What::Deal(_) => None,
     }
 }

@@ -16,6 +16,7 @@ use lockkit::{
 use crate::{
     plan::{Bug, Plan, Settings},
     sessions::SessionId,
+    tables::{Answer as Answered, ConnId, Query, Tables},
 };
 
 /// How many fences belong to each grant.
@@ -48,6 +49,8 @@ pub(crate) enum Request {
     Read(TxId, Key),
     Commit(TxId, Vec<Write>),
     RollBack(TxId),
+    /// On a connection of a pool.
+    Query(ConnId, Query),
     /// Of the client of a session: opens one, joins it on another connection, and gives a sign of life.
     Open(SessionId),
     Connect,
@@ -61,7 +64,7 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// The transaction that it is sent in.
+    /// The transaction that it is sent in, or its connection.
     pub(crate) fn tx(&self) -> Option<TxId> {
         match self {
             Self::Begin(tx)
@@ -71,7 +74,8 @@ impl Request {
             | Self::ReleaseInTx(tx, ..)
             | Self::Read(tx, _)
             | Self::Commit(tx, _)
-            | Self::RollBack(tx) => Some(*tx),
+            | Self::RollBack(tx)
+            | Self::Query(tx, _) => Some(*tx),
             _ => None,
         }
     }
@@ -100,6 +104,7 @@ pub(crate) enum Reply {
     Answers(Vec<Answer>),
     List(Vec<LeaseRecord>),
     Number(u64),
+    Query(Answered),
     /// Whether the row was there.
     Row(bool),
     Done,
@@ -167,6 +172,7 @@ struct Tx {
 /// The store.
 #[derive(Debug)]
 pub(crate) struct Store {
+    pub(crate) tables: Tables,
     rows: BTreeMap<Key, Row>,
     open: BTreeMap<TxId, Tx>,
     /// Those that have ended, so that a late message does not begin one again.
@@ -246,6 +252,7 @@ impl Store {
     pub(crate) fn new(random: fastrand::Rng, plan: &Plan) -> Self {
         let Settings { bug, .. } = plan.settings;
         Self {
+            tables: Tables::default(),
             guarded: BTreeMap::new(),
             replica: BTreeMap::new(),
             quarantine: 1000 * plan.longest_ttl().cast_signed(),
@@ -315,6 +322,7 @@ impl Store {
             Request::RenewInTx(tx, renewal) => Reply::Answers(vec![self.renew_in_tx(*tx, renewal, now)]),
             Request::ReleaseInTx(tx, release, pin) => Reply::Row(self.release_in_tx(*tx, release, *pin, now)?),
             Request::Read(_, key) => Reply::Number(self.value(key)),
+            Request::Query(conn, query) => Reply::Query(self.tables.execute(*conn, query)?),
             Request::Open(_) | Request::Connect | Request::Ping | Request::GiveUp { .. } => Reply::Done,
             Request::Commit(tx, writes) => {
                 self.commit(*tx, writes, now);
@@ -645,6 +653,7 @@ impl Store {
     /// Ends all transactions, as a server that restarts.
     pub(crate) fn restart(&mut self) {
         self.ended.extend(std::mem::take(&mut self.open).into_keys());
+        self.tables.restart();
     }
 
     pub(crate) fn is_open(&self, tx: TxId) -> bool {
@@ -679,7 +688,7 @@ impl Store {
     }
 
     pub(crate) fn open_transactions(&self) -> usize {
-        self.open.len()
+        self.open.len() + self.tables.open_transactions()
     }
 
     /// The value of the data of this key.
@@ -693,7 +702,9 @@ impl Store {
     }
 
     pub(crate) fn take_violations(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.violations)
+        let mut violations = std::mem::take(&mut self.violations);
+        violations.extend(self.tables.take_violations());
+        violations
     }
 }
 

@@ -9,6 +9,7 @@ use lockkit::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
+    clerk::Clerk,
     client::{Client, Tx},
     judge::{Kind, short},
     plan::{Body, End, Fate, Kind as Store, Name, Op, Section, Settings, Stale, Terms, What, Work},
@@ -32,6 +33,7 @@ pub(crate) struct Task {
     pub(crate) process: usize,
     pub(crate) leases: Leases<Client>,
     pub(crate) settings: Settings,
+    pub(crate) clerk: Clerk,
 }
 
 fn ms(count: u64) -> Duration {
@@ -118,6 +120,7 @@ impl Task {
                 let (shown, listed) = (self.leases.show(key.key()).await?, self.leases.list(key.key()).await?);
                 self.log(&format!("sees {shown:?} and {} in the list", listed.len()));
             }
+            What::Deal(deal) => self.clerk.does(deal).await,
             What::Close => {
                 self.log("closes");
                 let closed = self.leases.close().await;

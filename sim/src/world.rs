@@ -4,7 +4,7 @@
 //! one time happen in the order in which they were planned.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -21,10 +21,12 @@ use tokio::{
 
 use crate::{
     agent::{Agent, Prepared, Timer, of_session},
+    books::Books,
     judge::{Judge, short},
     plan::{Fault, Link, Op, Plan, Settings},
     sessions::{SessionId, Sessions},
     store::{Reply, Request, Store, TxId},
+    tables::{Query, Refusal},
 };
 
 /// How long the server keeps a transaction in which nothing is sent.
@@ -39,8 +41,10 @@ pub(crate) enum Event {
     IsAnswered { call: u64 },
     /// A process hears that a key was released.
     Freed { process: usize, key: Key },
-    /// The server ends a transaction whose client has gone.
+    /// The server ends a transaction whose client has gone, or its connection.
     Ends(TxId),
+    /// A statement that still waits for a lock gives up.
+    GivesUp { call: u64 },
     /// The server ends a transaction in which nothing was sent for long.
     IdlesAt(TxId),
     /// A session ends, unless it lives longer by now.
@@ -147,19 +151,31 @@ pub struct Counts {
     pub losses: u64,
     /// Grants of a lease that a holder still trusted, where the store does not promise that there is none.
     pub doubles: u64,
+    /// Calls of `Stock::take` that took, and updates of rows that were written.
+    pub takes: u64,
+    pub updates: u64,
+    /// Saves that found another version.
+    pub conflicts: u64,
+    /// Batches that took, and commits on connections of pools, whose answer was lost.
+    pub unanswered: [u64; 2],
 }
 
 impl Counts {
     /// Adds those of another run.
     pub fn add(&mut self, other: &Self) {
-        let Self { calls, lost, leases, handed_over, commits, losses, doubles } = other;
+        let Self { calls, lost, leases, handed_over, commits, losses, doubles, takes, updates, conflicts, unanswered } =
+            other;
         self.calls += calls;
         self.lost += lost;
         self.leases += leases;
         self.handed_over += handed_over;
         self.losses += losses;
         self.doubles += doubles;
-        for (sum, it) in self.commits.iter_mut().zip(commits) {
+        self.takes += takes;
+        self.updates += updates;
+        self.conflicts += conflicts;
+        let sums = self.commits.iter_mut().chain(&mut self.unanswered);
+        for (sum, it) in sums.zip(commits.iter().chain(unanswered)) {
             *sum += it;
         }
     }
@@ -199,7 +215,13 @@ pub(crate) struct World {
     silenced: Vec<oneshot::Sender<Option<Reply>>>,
     /// When the last message of each transaction arrives: messages of one connection do not overtake each other.
     arrivals: BTreeMap<TxId, u64>,
+    /// The connections of pools, with their processes.
+    conns: BTreeMap<TxId, usize>,
+    /// The connections of pools over which nothing comes any more, and those to end after the statement that waits.
+    silent: BTreeSet<TxId>,
+    closing: BTreeSet<TxId>,
     pub(crate) judge: Judge,
+    pub(crate) books: Books,
     pub(crate) counts: Counts,
     /// A digest of all that was sent and answered, to compare two runs.
     pub(crate) digest: u64,
@@ -225,7 +247,11 @@ impl World {
             blocked: Vec::new(),
             silenced: Vec::new(),
             arrivals: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            silent: BTreeSet::new(),
+            closing: BTreeSet::new(),
             judge,
+            books: Books::of(plan),
             counts: Counts::default(),
             digest: plan.seed,
             timeline: is_logged.then(Vec::new),
@@ -399,12 +425,15 @@ impl World {
         let extends = session != 0 && self.extends_session(process, &request, at);
         let (call, there, back) = (self.number(), self.travel(link), self.travel(link));
         let chance = |random: &mut fastrand::Rng, of: f64| of > 0.0 && random.f64() < of;
-        let is_lost = chance(&mut self.random, link.lost_requests);
+        let conn = if let Request::Query(conn, _) = request { Some(conn) } else { None };
+        let is_silent = conn.is_some_and(|it| self.silent.contains(&it));
+        let is_lost = is_silent || chance(&mut self.random, link.lost_requests);
         let outcome = if is_lost || chance(&mut self.random, link.lost_answers) {
-            if chance(&mut self.random, link.silent) { Outcome::Silent } else { Outcome::Broken }
+            if is_silent || chance(&mut self.random, link.silent) { Outcome::Silent } else { Outcome::Broken }
         } else {
             Outcome::Answered
         };
+        self.silent.extend(conn.filter(|_| outcome == Outcome::Silent));
         self.counts.lost += u64::from(outcome != Outcome::Answered && answer.is_some());
         self.digest([at, call, process as u64]);
         let fate = match outcome {
@@ -428,6 +457,17 @@ impl World {
             let repeated = Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
             self.calls.insert(second, repeated);
             self.plan(again, Event::Arrives { call: second, is_first: false });
+        }
+        // Something between them may still have a request when its connection to the caller breaks.
+        if conn.is_some() && is_lost && outcome == Outcome::Broken && self.random.bool() {
+            let late = arrives + self.random.u64(..4 * link.slow_us.max(link.usual_us));
+            self.arrivals.extend(conn.map(|it| (it, late)));
+            let second = self.number();
+            let request = request.clone();
+            let (sent, outcome, answer, reply) = (at, Outcome::Silent, None, None);
+            let late_call = Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
+            self.calls.insert(second, late_call);
+            self.plan(late, Event::Arrives { call: second, is_first: false });
         }
         let back = if outcome == Outcome::Silent { back + silence } else { back };
         let (sent, reply) = (at, None);
@@ -453,8 +493,10 @@ impl World {
             self.arrives_in_session(call);
             return;
         }
-        let Some(Call { request, process, back, .. }) = self.calls.get(&call) else { return };
-        let (request, process, back) = (request.clone(), *process, *back);
+        let Some(Call { request, process, back, outcome, .. }) = self.calls.get(&call) else {
+            return self.blocked.retain(|it| *it != call);
+        };
+        let (request, process, back, is_answered) = (request.clone(), *process, *back, *outcome == Outcome::Answered);
         if let (false, Request::Acquire(claims)) = (is_first, &request)
             && !claims.iter().all(|it| self.store.holds(&it.key, it.token, self.now))
         {
@@ -464,14 +506,27 @@ impl World {
         if let Some(Claim { key, .. }) = claimed(&request) {
             self.judge.before_claim(self.store.free_since(key, self.now));
         }
-        let Some(reply) = self.store.execute(&request, self.now) else {
-            self.log("store", || format!("blocks #{call}"));
-            self.blocked.push(call);
+        let conn = if let Request::Query(conn, _) = request { Some(conn) } else { None };
+        // The statements of a connection are executed one after the other.
+        let is_behind = conn.is_some_and(|it| self.waits_on(it).is_some_and(|first| first != call));
+        let executed = if is_behind { None } else { self.store.execute(&request, self.now) };
+        let Some(reply) = executed else {
+            if !self.blocked.contains(&call) {
+                self.log("store", || format!("blocks #{call}"));
+                self.blocked.push(call);
+                if let Request::Query(_, Query::Lock { wait: Some(wait), .. }) = request {
+                    self.plan(self.now + wait, Event::GivesUp { call });
+                }
+            }
             return;
         };
+        self.blocked.retain(|it| *it != call);
         self.log("store", || format!("does   #{call} of p{process}: {} → {}", brief(&request), said(&reply)));
         self.digest([self.now, call, 1]);
         self.judge.executed(process, &request, &reply, self.now);
+        if let (Request::Query(_, query), Reply::Query(answer)) = (&request, &reply) {
+            self.queried(query, answer, is_answered);
+        }
         self.find_doubles(&request, &reply);
         self.after_change();
         if let Request::Begin(tx) = request {
@@ -483,8 +538,44 @@ impl World {
         } else {
             self.calls.remove(&call);
         }
-        if let Request::Commit(..) | Request::RollBack(_) = request {
+        if let Some(conn) = conn {
+            self.end_if_closing(conn);
+        }
+        if let Request::Commit(..) | Request::RollBack(_) | Request::Query(..) = request {
             self.unblock();
+        }
+    }
+
+    /// The call that waits on this connection of a pool.
+    fn waits_on(&self, conn: TxId) -> Option<u64> {
+        let is_of = |call: &&u64| {
+            self.calls.get(call).is_some_and(|it| matches!(it.request, Request::Query(of, _) if of == conn))
+        };
+        self.blocked.iter().find(is_of).copied()
+    }
+
+    /// A statement has waited for a lock as long as it may.
+    pub(crate) fn lock_times_out(&mut self, call: u64) {
+        let Some(Call { request: Request::Query(conn, _), back, .. }) = self.calls.get(&call) else { return };
+        let (conn, back) = (*conn, *back);
+        if self.waits_on(conn) != Some(call) {
+            return;
+        }
+        self.blocked.retain(|it| *it != call);
+        self.log("store", || format!("gives up #{call}"));
+        let refused = self.store.tables.refuse(conn, Refusal::LockTimeout);
+        if let Some(it) = self.calls.get_mut(&call) {
+            it.reply = Some(Reply::Query(refused));
+            self.plan(self.now + back, Event::IsAnswered { call });
+        }
+        self.end_if_closing(conn);
+        self.unblock();
+    }
+
+    /// Ends a connection whose client has gone, once no statement waits on it.
+    fn end_if_closing(&mut self, conn: TxId) {
+        if self.closing.contains(&conn) && self.waits_on(conn).is_none() {
+            self.end(conn);
         }
     }
 
@@ -588,8 +679,10 @@ impl World {
 
     /// A transaction has ended, so what waited for it is tried again.
     fn unblock(&mut self) {
-        for call in std::mem::take(&mut self.blocked) {
-            self.arrives(call, true);
+        for call in self.blocked.clone() {
+            if self.blocked.contains(&call) {
+                self.arrives(call, true);
+            }
         }
     }
 
@@ -598,7 +691,13 @@ impl World {
         if self.store.is_open(tx) {
             self.log("store", || format!("ends transaction {tx}, whose client has gone"));
         }
+        // The server notices it between two statements.
+        if self.waits_on(tx).is_some() {
+            self.closing.insert(tx);
+            return;
+        }
         self.store.execute(&Request::RollBack(tx), self.now);
+        self.store.tables.end(tx);
         self.unblock();
     }
 
@@ -620,10 +719,33 @@ impl World {
         self.plan(self.now.max(last) + delay, Event::Ends(tx));
     }
 
+    /// A process opens a connection of its pool. Returns its number.
+    pub(crate) fn opens(&mut self, process: usize) -> TxId {
+        let conn = self.number();
+        self.conns.insert(conn, process);
+        conn
+    }
+
+    /// A process has closed a connection of its pool.
+    pub(crate) fn closes(&mut self, conn: TxId) {
+        if self.conns.remove(&conn).is_some() {
+            self.abandon(conn);
+        }
+    }
+
+    /// A process has ended, and its connections with it.
+    pub(crate) fn closes_all(&mut self, process: usize) {
+        let conns: Vec<_> = self.conns.iter().filter(|(_, it)| **it == process).map(|(conn, _)| *conn).collect();
+        for conn in conns {
+            self.closes(conn);
+        }
+    }
+
     /// The server restarts: transactions end, and calls in flight break.
     pub(crate) fn restart_store(&mut self) {
         self.store.restart();
         self.blocked.clear();
+        self.closing.clear();
         let now = self.now;
         if let Some(sessions) = &mut self.sessions {
             sessions.elects(now);

@@ -17,6 +17,8 @@ fn plan(profile: Profile, processes: Vec<Vec<Vec<Op>>>) -> Plan {
         notifies: 0.0,
         batches: false,
         shows_writes_at_once: true,
+        segments: 0,
+        connections: 1,
         bug: None,
     };
     let processes = processes.into_iter().map(|tasks| Process { fast_ppm: 0, tasks }).collect();

@@ -43,7 +43,7 @@ fn violations(from: u64, count: u64) -> (Counts, Vec<(u64, String)>) {
 }
 
 #[test]
-fn leases_keep_their_promises() {
+fn locks_keep_their_promises() {
     let (counts, found) = violations(1, SCHEDULES);
     println!("{SCHEDULES} schedules: {counts:?}");
     if let Some((seed, violation)) = found.first() {
@@ -53,6 +53,9 @@ fn leases_keep_their_promises() {
     }
     assert!(counts.leases > SCHEDULES && counts.handed_over > 0 && counts.losses > 0, "{counts:?}");
     assert!(counts.commits.iter().all(|it| *it > 0), "{counts:?}");
+    let Counts { takes, updates, conflicts, unanswered, .. } = counts;
+    assert!(takes > SCHEDULES && updates > 0 && conflicts > 0, "{counts:?}");
+    assert!(unanswered.iter().all(|it| *it > 0), "{counts:?}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::{
 };
 
 pub(crate) mod sealed {
+    /// A type for which lockkit implements its traits.
     pub trait Sealed {}
 }
 

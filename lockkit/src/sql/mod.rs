@@ -34,6 +34,8 @@ pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(feature = "shedlock")]
 pub(crate) mod shedlock;
+#[cfg(feature = "testing")]
+pub mod simulated;
 mod spare;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;

@@ -1,5 +1,5 @@
 //! What the simulation of the workspace (`sim/`) needs, and no test of a service: everything random from one seed, what
-//! a lease is without changing it, and the commit of leases in a transaction of its own.
+//! a lease is without changing it, the commit of leases in a transaction of its own, and what a database implements.
 //!
 //! `fastrand` has a state for each thread, which can be seeded. Besides it, lockkit takes random tokens from the
 //! operating system; [`simulate_tokens`] ends that. No code of leases selects at random or iterates over a hash map.
@@ -14,6 +14,8 @@ use crate::{
     },
 };
 
+#[cfg(feature = "sql")]
+pub use crate::sql::simulated as sql;
 pub use crate::{
     body::commits::CommitSent,
     lease::{in_transaction::LeaseTx, life::state::Pin},
@@ -68,4 +70,10 @@ pub fn outcome_unknown(source: impl Into<BoxError>) -> Error {
 /// The error of a statement in a transaction that the store has ended.
 pub fn transaction_ended(source: impl Into<BoxError>) -> Error {
     Error::TransactionEnded { source: source.into() }
+}
+
+/// Whether tasks of this process take turns to write the row.
+#[cfg(feature = "sql")]
+pub fn has_turns<DB: crate::sql::VersionOps>(row: &crate::sql::version::VersionedRow<DB>) -> bool {
+    crate::retry::turn::Turn::contested(|| row.which()).is_some()
 }

@@ -259,7 +259,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     }
 
     /// The row that it selects. `None` where reading it is an error.
-    fn which(&self) -> Option<Row> {
+    pub(crate) fn which(&self) -> Option<Row> {
         let (table, version) = (self.table.as_ref().ok()?.clone(), Ident::new("version").ok()?);
         Some(row_of(&VersionQuery { table, by: self.by.clone(), version }, &self.values))
     }
