@@ -54,8 +54,8 @@ pub enum Plan {
 
 impl Plan {
     /// Whether a statement can be planned without being run: it begins with `SELECT`, `UPDATE`, `DELETE`, `INSERT`,
-    /// `REPLACE` or `WITH`, and has no NUL. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN, and
-    /// sqlx never ends with a NUL in a text for SQLite.
+    /// `REPLACE` or `WITH`, and has no NUL. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN,
+    /// and sqlx never ends with a NUL in a text for SQLite.
     pub fn is_for(statement: &str) -> bool {
         if statement.contains('\0') {
             return false;
