@@ -35,7 +35,7 @@ repeat 3 times:
                   in the same transaction, which shows the database as it was at its first read. B reads version 1 \
                   again, each time. No number of tries can succeed, although nothing else writes.",
         remedy: "More tries do not help. If each try has its own transaction, three are still too few for many \
-                  writers: 64 tasks that retry at once need 12 tries for each save (docs/benchmarks/counters, \
+                  writers: 64 tasks that retry at once need 13 tries for each save (docs/benchmarks/counters, \
                   PostgreSQL). The pauses between tries need a random part.",
         lockkit: "Every attempt begins anew, in its own transaction. The second attempt reads what A has written. \
                   Tasks of one process that conflict take turns, and pauses have a random part.",
