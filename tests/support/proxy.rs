@@ -147,8 +147,10 @@ impl Proxy {
         self.state.reply_delay_ms.store(millis, Ordering::SeqCst);
     }
 
-    /// Breaks all connections; new ones can be made.
+    /// Breaks all connections; new ones can be made. What was held back until now does not get through.
     pub fn reset(&self) {
+        // One that is about to look whether its gate is shut finds that it is silent, whatever is opened after this.
+        self.half_open();
         self.state.reset.notify_waiters();
     }
 }
@@ -168,9 +170,10 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 }
 
 async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
+    // From before it has a number: a `reset` that makes it silent also breaks it.
+    let reset = state.reset.notified();
     let number = state.connections.fetch_add(1, Ordering::SeqCst);
     let is_silent = || number < state.first_heard.load(Ordering::SeqCst);
-    let reset = state.reset.notified();
     let mut server = TcpStream::connect(&state.server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -206,7 +209,6 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let delay = || Duration::from_millis(state.reply_delay_ms.load(Ordering::SeqCst));
     let replies = pump(&mut from_server, &mut to_client, &replies_gates, answered, delay);
     tokio::select! {
-        biased; // So that nothing gets through once `reset` has returned.
         () = reset => {
             client.set_zero_linger()?;
             server.set_zero_linger()?;
