@@ -226,7 +226,7 @@ fn drop_sql(name: &str) -> String {
 async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
     // Not from information_schema.innodb_trx, which is a cached copy for as long as anybody asks more often than every
     // 0.1 s: https://dev.mysql.com/doc/refman/8.4/en/innodb-information-schema-internal-data.html
-    // A session that frees items has answered.
+    // A session that frees items has answered, and one that commits leaves nothing but what is listed below.
     let sql = "
         WITH others AS (
             SELECT * FROM performance_schema.threads
@@ -237,6 +237,7 @@ async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
         )
         FROM others
         WHERE processlist_command <> 'Sleep' AND NOT processlist_state <=> 'freeing items'
+            AND NOT processlist_info <=> 'COMMIT'
         UNION ALL
         SELECT CONCAT_WS(' ', 'session', processlist_id, 'has an open transaction')
         FROM performance_schema.events_transactions_current JOIN others USING (thread_id)

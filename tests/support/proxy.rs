@@ -183,6 +183,8 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let server_spoke_last = AtomicBool::new(true);
     let (requests_gates, replies_gates) = ([&state.stalled], [&state.stalled, &state.holds_replies]);
     let requested = |request: &mut [u8]| {
+        // Asked before its text is reported, so that a `reset` after the report does not keep it from the server.
+        let passes = !is_silent();
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
             if PINGS.contains(&&*request) {
@@ -199,7 +201,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
                 request[at..at + by.len()].copy_from_slice(by.as_bytes());
             }
         }
-        !is_silent()
+        passes
     };
     let requests = pump(&mut from_client, &mut to_server, &requests_gates, requested, || Duration::ZERO);
     let answered = |_: &mut [u8]| {
