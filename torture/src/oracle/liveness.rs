@@ -141,20 +141,27 @@ fn recovery_of(history: &History, worker: u32, healed: u64) -> Option<u64> {
 }
 
 /// What a worker's operations ended with after an instant, and how often.
+/// How often each error came, with the last of its texts.
 fn failures_of(history: &History, worker: u32, since: u64) -> String {
-    let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut classes: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     let own = history.sections.iter().filter(|it| it.worker == worker && it.kind == Kind::Own);
     for section in own {
-        let told = section.answered.as_ref().map(|(at, _, class)| (*at, class.as_str()));
-        let told = told.or_else(|| section.failed.as_ref().map(|(at, class, _)| (*at, class.as_str())));
-        if let Some((_, class)) = told.filter(|(at, _)| *at > since) {
-            *classes.entry(class).or_default() += 1;
+        let told = section.answered.as_ref().map(|(at, _, class)| (*at, class.as_str(), ""));
+        let failed = section.failed.as_ref().map(|(at, class, text)| (*at, class.as_str(), text.as_str()));
+        if let Some((_, class, text)) = told.or(failed).filter(|(at, ..)| *at > since) {
+            let (times, last) = classes.entry(class).or_default();
+            *times += 1;
+            *last = text;
         }
     }
     if classes.is_empty() {
         return "nothing at all".to_owned();
     }
-    classes.into_iter().map(|(class, times)| format!("{class} {times} times")).collect::<Vec<_>>().join(", ")
+    classes
+        .into_iter()
+        .map(|(class, (times, last))| format!("{class} {times} times: {last}"))
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 pub(crate) fn seconds(nanos: u64) -> f64 {

@@ -57,11 +57,9 @@ fn bounded(function: &str) -> String {
     )
 }
 
-fn granted(row: &PgRow) -> sqlx::Result<Granted> {
-    if row.try_get(1)? {
-        return Err(sqlx::Error::Configuration(Standby.into()));
-    }
-    Ok(Granted::Known)
+/// Refuses the answer of a standby.
+fn of_primary(row: PgRow) -> sqlx::Result<PgRow> {
+    if row.try_get(1)? { Err(sqlx::Error::Configuration(Standby.into())) } else { Ok(row) }
 }
 
 impl NamedStatements for Postgres {
@@ -81,26 +79,27 @@ impl NamedStatements for Postgres {
             }
         }
         let tries = async |conn: &mut PgConnection| {
-            let row = pooler::query(lock_if_free).bind(number).fetch_one(conn).await?;
-            let granted = granted(&row)?;
-            Ok(row.try_get::<bool, _>(0)?.then_some(granted))
+            of_primary(pooler::query(lock_if_free).bind(number).fetch_one(conn).await?)?.try_get(0)
         };
-        match wait {
-            Wait::Unbounded => granted(&pooler::query(lock).bind(number).fetch_one(conn).await?).map(Some),
-            Wait::Never => tries(conn).await,
+        let is_locked = match wait {
+            Wait::Never => tries(conn).await?,
             Wait::AtMost(_) => {
                 // Most locks are free. Setting and restoring a bound costs as much as the lock.
-                if let Some(granted) = tries(&mut *conn).await? {
-                    return Ok(Some(granted));
+                tries(&mut *conn).await? || {
+                    let sql = match sharing {
+                        Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
+                        Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
+                    };
+                    of_primary(pooler::query(sql).bind(number).bind(lock_timeout(wait)).fetch_one(conn).await?)?;
+                    true
                 }
-                let sql = match sharing {
-                    Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
-                    Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
-                };
-                let row = pooler::query(sql).bind(number).bind(lock_timeout(wait)).fetch_one(conn).await?;
-                granted(&row).map(Some)
             }
-        }
+            Wait::Unbounded => {
+                of_primary(pooler::query(lock).bind(number).fetch_one(conn).await?)?;
+                true
+            }
+        };
+        Ok(is_locked.then_some(Granted::Known))
     }
 
     fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String {
