@@ -7,7 +7,7 @@ use lockkit::dialect::IdempotentOps;
 use lockkit::{Answered, Error, Fault, Idempotent, Tx, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
-use support::{Backend, PlainSql, Proxy, Server, TestDb, on_every_database, on_every_server};
+use support::{Backend, PlainSql, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -572,6 +572,43 @@ on_every_server! {
             least = least.min(proxy.round_trips() - before);
         }
         assert_eq!(least, 1);
+    }
+}
+
+on_databases! { [mariadb, mysql]
+    async fn an_answer_is_not_committed_by_itself<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let request = || Idempotent::key("k").keep(Duration::from_millis(1));
+        let expired = request().run(&db.pool, async |_| Ok::<_, Error>(5)).await.unwrap();
+        assert_eq!(expired, Answered::Now(5));
+        sleep(Duration::from_millis(20)).await;
+        let ended = Idempotent::key("k").run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            for statement in ["ROLLBACK", "SET autocommit = 1"] {
+                S::execute(tx, statement).await.expect("a statement");
+            }
+            Ok::<_, Error>(6)
+        });
+        let err = ended.await.unwrap_err();
+        assert!(matches!(err, Error::TransactionEnded { .. }), "{err:?}");
+        let done = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
+        assert_eq!((done, charges(&db).await), (Answered::Now(7), 0));
+        db.assert_nothing_left().await;
+    }
+}
+
+on_databases! { [postgres]
+    async fn the_wait_for_a_locked_row_is_bounded<S>(db: TestDb<S>) {
+        let request = || Idempotent::key("k").keep(Duration::from_millis(1)).wait(Duration::from_millis(100));
+        request().run(&db.pool, async |_| Ok::<_, Error>(5)).await.unwrap();
+        let mut deleting = db.pool.begin().await.unwrap();
+        sqlx::query("SELECT FROM lockkit_answer FOR UPDATE").execute(&mut *deleting).await.unwrap();
+        let refused = timeout(Duration::from_mins(1), request().run(&db.pool, async |_| Ok::<_, Error>(6))).await;
+        let err = refused.expect("a bound").unwrap_err();
+        assert!(err.is_contended(), "{err:?}");
+        deleting.rollback().await.unwrap();
+        let done = request().run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
+        assert_eq!(done, Answered::Now(7));
     }
 }
 

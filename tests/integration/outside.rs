@@ -336,14 +336,21 @@ on_every_database! {
         assert_eq!(pay(Err(PayError::Declined("x".to_owned()))).await, Some(0));
         assert_eq!(rows(&db).await, (0, 1));
         assert_eq!(pay(Ok(7)).await, Some(2));
-        // A failed statement that the body overlooks.
-        let overlooked = Idempotent::key("overlooked").outside(leases, async |work| {
-            S::execute(work.tx().await?, "ROLLBACK").await.expect("a statement");
-            Ok::<_, Error>(7)
-        });
-        let err = overlooked.await.unwrap_err();
-        assert!(matches!(err, Error::TransactionEnded { .. }), "{err:?}");
+        // The body has ended its transaction.
+        for ended in ["ROLLBACK", "ROLLBACK; BEGIN"] {
+            let ended = Idempotent::key("ended").outside(leases, async |work| {
+                let tx = work.tx().await?;
+                write(tx).await;
+                for statement in ended.split("; ") {
+                    S::execute(tx, statement).await.expect("a statement");
+                }
+                Ok::<_, Error>(7)
+            });
+            let err = ended.await.unwrap_err();
+            assert!(matches!(err, Error::TransactionEnded { .. }), "{err:?}");
+        }
         assert_eq!(rows(&db).await, (1, 1));
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM written").await, Some(2));
         db.assert_nothing_left().await;
     }
 

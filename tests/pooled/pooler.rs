@@ -242,7 +242,7 @@ on_databases! {
 
     async fn requests_with_a_stored_answer_cost_what_the_table_says<S>(db: TestDb<S>) {
         let pooler = start(&db);
-        assert_answers_cost::<sqlx::Postgres>(&Proxy::start(pooler.url()), [6, 1, 17, 1]).await;
+        assert_answers_cost::<sqlx::Postgres>(&Proxy::start(pooler.url()), [6, 1, 16, 1]).await;
     }
 
     async fn migrations_are_applied<S>(_db: TestDb<S>) {

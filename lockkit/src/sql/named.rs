@@ -24,7 +24,7 @@ use crate::{
 const OUTSIDE: &str = "needs a transaction: outside of one the name would be unlocked at once";
 
 /// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.
-const BACKSTOP: Duration = Duration::from_secs(2);
+pub(super) const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
 ///

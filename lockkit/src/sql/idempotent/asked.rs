@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::{
     body::{
         scope::{Lock, Realm, Record, is_under},
-        task::{is_answered, no_answer},
+        task::{is_answered, no_answer, until},
     },
     policy::Wait,
     sql::{
@@ -19,7 +19,7 @@ use crate::{
             ops::{IdempotentOps, StoredAnswer},
         },
         in_step,
-        named::NamedLock,
+        named::{BACKSTOP, NamedLock},
         note_answer,
         tx::{Opening, PASS_TX, Terms, Tx, check_begun, check_failed, if_alive, refuse_under_own_lock},
     },
@@ -112,8 +112,12 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
                 // The new row is that of the answer.
                 return Ok(None);
             }
-            // Another request may have stored its answer since.
-            let looked = DB::answer_look_locked(tx.for_query(), key).await;
+            // Another request may have stored its answer since. The row may be locked, by a session without the lock of
+            // the key.
+            let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+            let Some(looked) = until(backstop, DB::answer_look_locked(tx.for_query(), key)).await else {
+                return Err(Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None });
+            };
             let looked = looked.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err));
             self.found(note_answer(&mut tx, looked)?)
         };
@@ -205,8 +209,7 @@ impl Answering {
 
     /// Marks what is kept if the work ends with an error that is stored.
     pub(super) async fn mark<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
-        let marked = DB::answer_mark(tx.for_query()).await;
-        note_answer(tx, marked.map_err(|err| failed::<DB>(MARKING, Some(&self.key), err)))
+        mark(tx, Some(&self.key)).await
     }
 
     /// Stores the answer and commits. Rolls back without an answer, or if it cannot be stored. Of work that ends with
@@ -282,16 +285,11 @@ impl Answering {
         note_answer(tx, locked)
     }
 
-    /// Stores the answer, if the transaction of the work is still open. Callers [bound](Self::in_time) it.
+    /// Stores the answer, if the transaction that looked for it is still open. Callers [bound](Self::in_time) it.
     pub(super) async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
         let Self { key, fingerprint, keep, most: _, is_marked } = self;
         let stored = async {
             let conn = tx.for_query();
-            // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
-            // that runs after the end of a transaction is committed.
-            if !DB::CHECKED_LAST && !is_marked {
-                DB::check_open(conn).await.map_err(check_failed::<DB>)?;
-            }
             let keep = (*keep).min(LONGEST);
             match DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep, *is_marked).await {
                 Ok(true) => Ok(()),
@@ -313,7 +311,19 @@ impl Answering {
     }
 }
 
+/// Marks the place in the transaction where the work begins.
+pub(super) async fn mark<DB: IdempotentOps>(tx: &mut Tx<DB>, key: Option<&Key>) -> Result<()> {
+    let marked = DB::answer_mark(tx.for_query()).await;
+    note_answer(tx, marked.map_err(|err| failed::<DB>(MARKING, key, err)))
+}
+
+/// Fails if the transaction that was marked has ended. Callers [bound](Answering::in_time) it.
+pub(super) async fn unmark<DB: IdempotentOps>(tx: &mut Tx<DB>) -> Result<()> {
+    let unmarked = DB::answer_unmark(tx.for_query()).await;
+    note_answer(tx, unmarked.map_err(check_failed::<DB>))
+}
+
 /// Why an answer is not stored.
 #[derive(Debug, thiserror::Error)]
-#[error("it is not the transaction in which the work began")]
+#[error("it does not see the row of its lock: it is another transaction, or it finds another table")]
 struct OtherTransaction;

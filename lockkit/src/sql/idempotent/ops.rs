@@ -60,6 +60,9 @@ pub trait IdempotentStatements: Driver {
     /// Marks the place in the transaction that `answer_undo` returns to.
     fn answer_mark(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Forgets the place of `answer_mark`. Fails if the transaction has ended since.
+    fn answer_unmark(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Rolls back what the transaction has done since `answer_mark`, and keeps the locks that it had then. Fails if the
     /// transaction has ended since.
     fn answer_undo(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;

@@ -35,7 +35,7 @@ use crate::{
         idempotent::{
             Answered, Gives, Idempotent, StoresErr,
             answer::{Form, Forms, Stored},
-            asked::{Answering, Asked, Earlier, Looked, STORE_LIMIT, left},
+            asked::{Answering, Asked, Earlier, Looked, STORE_LIMIT, left, mark, unmark},
             ops::IdempotentOps,
         },
         tx::{Tx, begin_within},
@@ -118,7 +118,7 @@ impl<DB: IdempotentOps + LeaseOps> Outside<DB> {
     pub async fn tx(&mut self) -> Result<&mut Tx<DB>> {
         let tx = match self.tx.take() {
             Some(tx) => tx,
-            None => Box::pin(begin_within(&self.pool, None, None, self.at)).await?,
+            None => Box::pin(begin_marked(&self.pool, self.at)).await?,
         };
         Ok(self.tx.insert(tx))
     }
@@ -325,6 +325,22 @@ impl Attempt {
     }
 }
 
+/// Begins the transaction of the body, and marks it unless the commit finds out by itself whether it has ended. Without
+/// that, an answer would be stored whose rows the body has rolled back.
+async fn begin_marked<DB: IdempotentOps>(pool: &Pool<DB>, at: &'static Location<'static>) -> Result<Tx<DB>> {
+    let mut tx = begin_within(pool, None, None, at).await?;
+    if DB::CHECKED_LAST {
+        return Ok(tx);
+    }
+    match mark(&mut tx, None).await {
+        Ok(()) => Ok(tx),
+        Err(err) => {
+            tx.undo().await;
+            Err(err)
+        }
+    }
+}
+
 /// Stores the answer and gives up the lease in one commit, or gives up the lease alone. The outer result is an error if
 /// nothing was stored.
 async fn end<DB, T, E>(
@@ -350,7 +366,7 @@ where
     let storing = Storing { lease: &lease, answering: &answering };
     let stored = match (text, tx) {
         // What the body has done in its transaction cannot be done again here.
-        (Ok(text), Some(tx)) if done.is_ok() => storing.store(tx, &text).await,
+        (Ok(text), Some(tx)) if done.is_ok() => storing.store_with_work(tx, &text).await,
         (Ok(text), tx) => {
             undo(tx).await;
             storing.store_alone(&pool, at, &text).await
@@ -373,6 +389,17 @@ struct Storing<'a, DB: IdempotentOps + LeaseOps> {
 }
 
 impl<DB: IdempotentOps + LeaseOps> Storing<'_, DB> {
+    /// Stores the answer in the transaction of the body, if that is still open.
+    async fn store_with_work(&self, mut tx: Tx<DB>, text: &[u8]) -> Result<()> {
+        if !DB::CHECKED_LAST
+            && let Err(err) = self.answering.in_time::<DB, _>(unmark(&mut tx)).await
+        {
+            tx.undo().await;
+            return Err(err);
+        }
+        self.store(tx, text).await
+    }
+
     /// Stores the answer in this transaction.
     async fn store(&self, mut tx: Tx<DB>, text: &[u8]) -> Result<()> {
         let Self { lease, answering } = *self;

@@ -65,11 +65,12 @@ impl IdempotentStatements for MySql {
         _is_marked: bool,
     ) -> sqlx::Result<bool> {
         // The row is there: the lock has inserted it, if no answer had expired. It is gone if its transaction was
-        // rolled back since.
+        // rolled back since. With autocommit on, the transaction of `begin` has ended, and this statement would be
+        // committed by itself.
         let store = named!(
             "UPDATE lockkit_answer
              SET fingerprint = :fingerprint, answer = :answer, made_us = {NOW}, keep_until_us = {NOW} + :keep
-             WHERE name = :name"
+             WHERE name = :name AND @@autocommit = 0"
         );
         let keep = micros(keep);
         let name = key.as_bytes();
@@ -80,6 +81,10 @@ impl IdempotentStatements for MySql {
 
     async fn answer_mark(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         conn.execute("SAVEPOINT lockkit_answer").await.map(drop)
+    }
+
+    async fn answer_unmark(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        conn.execute("RELEASE SAVEPOINT lockkit_answer").await.map(drop)
     }
 
     async fn answer_undo(conn: &mut MySqlConnection) -> sqlx::Result<()> {

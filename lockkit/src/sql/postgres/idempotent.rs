@@ -90,6 +90,10 @@ impl IdempotentStatements for Postgres {
         conn.execute("SAVEPOINT lockkit_answer").await.map(drop)
     }
 
+    async fn answer_unmark(conn: &mut PgConnection) -> sqlx::Result<()> {
+        conn.execute("RELEASE SAVEPOINT lockkit_answer").await.map(drop)
+    }
+
     async fn answer_undo(conn: &mut PgConnection) -> sqlx::Result<()> {
         conn.execute("ROLLBACK TO SAVEPOINT lockkit_answer").await.map(drop)
     }

@@ -22,8 +22,7 @@ impl IdempotentStatements for Sqlite {
     }
 
     async fn answer_look_locked(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
-        // The savepoint ends with its transaction, and is the place that `answer_undo` returns to. In one message: each
-        // costs a change of threads.
+        // The savepoint ends with its transaction. In one message: each costs a change of threads.
         let look = statement!(
             "SAVEPOINT lockkit_answer;
              SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
@@ -78,9 +77,12 @@ impl IdempotentStatements for Sqlite {
         store.bind(micros(keep)).execute(conn).await.map(|_| true)
     }
 
-    async fn answer_mark(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // The look has made the savepoint.
-        Ok(())
+    async fn answer_mark(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        conn.execute("SAVEPOINT lockkit_answer").await.map(drop)
+    }
+
+    async fn answer_unmark(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        conn.execute("RELEASE lockkit_answer").await.map(drop)
     }
 
     async fn answer_undo(conn: &mut SqliteConnection) -> sqlx::Result<()> {
