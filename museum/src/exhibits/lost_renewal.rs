@@ -31,9 +31,9 @@ lock.unlock()",
         remedy: "The usual remedy is a library that renews the lock in the background. This recipe already uses one. \
                   At the end of the work `unlock` throws an exception, which is too late.",
         lockkit: "A process trusts its lease for 1 % less than its ttl (its time to live), counted from the moment its \
-                  last successful renewal was *sent*. When that time is over, `run` stops the work where it next waits \
-                  for something. Here that is 29.7 s after the last renewal, before the store can grant the lease to \
-                  B.",
+                  last successful renewal was *sent*. `run` executes the work under a lease. When that time is over, \
+                  `run` stops the work where it next waits for something. Here that is 29.7 s after the last renewal, \
+                  before the store can grant the lease to B.",
         more: ("jobs, queues and leaders", "../guide/jobs.md"),
         broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
         cured: Play::new(Uses::Leases, |place| Box::pin(cured(place, OnLost::Stop))),
@@ -46,7 +46,7 @@ async fn broken(place: Place) -> Result<Run> {
     let redis = Redis::open(&place).await?;
     let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| with_watchdog(me, redis.clone())).actor("B", |me| takes(me, redis));
-    stage.play("A +10s A A +10s A +20s B A").await
+    stage.play("A +10s A A +10s A +21s B A").await
 }
 
 async fn with_watchdog(me: Actor, redis: Redis) -> Result<()> {
