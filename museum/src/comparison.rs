@@ -7,15 +7,17 @@ use anyhow::{Context, Result};
 use crate::text::wrapped;
 
 const INTRODUCTION: [&str; 4] = [
-    "Recipes that exclude while nothing fails, and lockkit's locks, in one table. Rates and p99 are medians of the \
-     rounds of a benchmark, to which the rate links. An answer links to the exhibit or the test that shows it, except \
-     *no clock*: the lock does not depend on the time of day. Where there is no number: *no lock*, a version takes \
-     none; *cannot wait*, the recipe refuses all callers but one; *not run*, the benchmark has no such contender; \
-     *rate only*, the benchmark of the stores measures no p99.",
+    "Recipes that let one caller in at a time while nothing fails, and lockkit's locks, in one table. Rates and p99 \
+     are medians of the rounds of a benchmark, to which the rate links. The five columns on the right each answer a \
+     question, and link to the exhibit, the test or the source that shows it. Two need none: *no clock*, the lock \
+     does not depend on the time of day; *in the row*, the version is kept or forgotten together with the data. Where \
+     there is no number: *no lock*, a version takes none; *cannot wait*, the recipe refuses all callers but one; *not \
+     run*, the benchmark has no such contender; *rate only*, the benchmark of the stores measures no p99.",
     "*Alone*: one task takes and frees a lock that nobody else wants. *Hot*: four processes with four tasks each \
      change one row under the lock. Rates are per second, p99 is the wait in milliseconds that 1 of 100 requests \
      exceeds. All ran on one machine with two cores, against PostgreSQL 15, Redis 7.0 and one node of ZooKeeper 3.8 \
-     whose commits do not wait for a disk.",
+     whose commits do not wait for a disk. The rates of leases are without `lease.commit` or `lease.guard`, on which \
+     *pause*, *fail-over* and *clock* depend.",
     "*Crash*: when is the lock of a killed process free: at once, or when its time, its ttl or its session is over? \
      *Pause*: a holder is stopped for longer than its lock lasts, and goes on. Is the data safe from it? \
      *Fail-over*: the server forgets its last write. Is the data safe from two holders? *Clock*: is it safe although \
@@ -78,7 +80,7 @@ const ROWS: &[Row] = &[
         hot: In("compare", "hot-row", 16, "SQLAlchemy version_id_col"),
         crash: "[holds nothing][v]",
         pause: "[yes][14]",
-        fail_over: "yes: it is in the row",
+        fail_over: "yes, in the row",
         clock: "[yes, if a number][14]",
         lost_answer: "[unknown][o]",
     },
@@ -100,7 +102,7 @@ const ROWS: &[Row] = &[
         pause: "[no][9]",
         fail_over: "[no][10]",
         clock: "[no][x]",
-        lost_answer: "[no][37]",
+        lost_answer: "[no][la]",
     },
     Row {
         recipe: "**lockkit** lease",
@@ -120,12 +122,12 @@ const ROWS: &[Row] = &[
         pause: "[no][9]",
         fail_over: "[no][10]",
         clock: "[no][x]",
-        lost_answer: "[no][37]",
+        lost_answer: "[no][la]",
     },
     Row {
-        recipe: "**lockkit** lease in Redis, guarded",
-        alone: Store("Redis"),
-        hot: Not("not run"),
+        recipe: "**lockkit** Redis lease, guarded",
+        alone: In("compare", "uncontended", 1, "lockkit-redis lease"),
+        hot: In("compare", "hot-row", 16, "lockkit-redis lease"),
         crash: "[its ttl][rc]",
         pause: "[yes][f]",
         fail_over: "[yes][rf]",
@@ -140,10 +142,10 @@ const ROWS: &[Row] = &[
         pause: "[no][9]",
         fail_over: "[yes][zl]",
         clock: "no clock",
-        lost_answer: "yes, by `withProtection`",
+        lost_answer: "yes, by [`withProtection`][w]",
     },
     Row {
-        recipe: "**lockkit** lease in ZooKeeper, guarded",
+        recipe: "**lockkit** ZooKeeper lease, guarded",
         alone: Store("ZooKeeper"),
         hot: Not("not run"),
         crash: "[its session][zk]",
@@ -162,7 +164,6 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("10", "10-fail-over.md", ""),
     ("14", "14-same-second.md", ""),
     ("15", "15-same-owner.md", ""),
-    ("37", "recipes.md", ""),
     ("a", "../benchmarks/all/results.md", ""),
     ("c", "../benchmarks/compare/results.md", ""),
     ("s", "../benchmarks/stores/results.md", ""),
@@ -176,6 +177,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("v", "../../tests/integration/processes.rs", "processes::processes_with_versions_sell_exactly_what_there_is"),
     ("t", "../../tests/integration/versions.rs", "versions::timestamps_serve_as_versions_at_every_precision"),
     ("o", "../../tests/integration/commits.rs", "commits::a_commit_without_an_answer_is_of_unknown_outcome"),
+    ("la", "../../museum/src/world/toy.rs", "toy::a_caller_that_missed_its_answer_is_refused_by_its_own_lock"),
     ("x", "../../lockkit/src/testing/oracle.rs", "oracle::a_clock_that_jumps_ahead_makes_two_holders"),
     (
         "lk",
@@ -204,6 +206,12 @@ const SOURCES: &[(&str, &str, &str)] = &[
         "zk",
         "../../stores/zookeeper/tests/zookeeper/processes.rs",
         "processes::a_stopped_or_killed_holder_has_an_heir_after_its_session_and_hears_of_it",
+    ),
+    (
+        "w",
+        "https://github.com/apache/curator/tree/HEAD/curator-recipes/src/main/java/org/apache/curator/framework/\
+         recipes",
+        "",
     ),
     (
         "zl",
@@ -314,6 +322,16 @@ mod tests {
         assert_eq!(In("all", "s", 1, "c").cells(folder.path()).expect("it is there"), "[3,000][a] | 1.00");
         let err = In("all", "s", 3, "c").cells(folder.path()).expect_err("there is none");
         assert_eq!(err.to_string(), "no `c` with 3 tasks in `s` of all/results.csv");
+    }
+
+    #[test]
+    fn every_answer_has_a_source_or_is_one_that_needs_none() {
+        for Row { recipe, crash, pause, fail_over, clock, lost_answer, .. } in ROWS {
+            for answer in [crash, pause, fail_over, clock, lost_answer] {
+                let is_plain = ["no clock", "yes, in the row"].contains(answer);
+                assert!(is_plain || answer.contains("]["), "{recipe}: {answer}");
+            }
+        }
     }
 
     #[test]

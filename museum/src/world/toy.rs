@@ -173,6 +173,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_caller_that_missed_its_answer_is_refused_by_its_own_lock() {
+        let redis = Toy::default();
+        drop(redis.set_nx_px("k", "a", SECOND * 10).await); // "OK", which does not arrive.
+        assert_eq!(redis.set_nx_px("k", "a", SECOND * 10).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_fail_over_loses_the_last_write_and_no_other() {
         let redis = Toy::default();
         redis.set_nx("first", "a").await;
