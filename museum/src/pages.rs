@@ -26,7 +26,7 @@ const INTRODUCTION: [&str; 4] = [
      step has a second row when it does. An empty cell is none of these. *lock* and *lease* show who has it, or \
      *free*.",
     "A schedule decides whose step is next and how much time passes, so every run is the same. The recipes run on a \
-     small model of Redis and on SQLite; lockkit is the real library.",
+     small model of Redis and on SQLite. lockkit is the real library, with its leases in memory or in SQLite.",
     "`all` fails if a recipe no longer breaks, or if lockkit does. A test compares these pages with the runs. Other \
      tests run all exhibits on PostgreSQL, MySQL, MariaDB and Redis, as you can with `--url` and `--redis`. Where an \
      exhibit behaves otherwise on one of them, the program says so.",

@@ -28,8 +28,9 @@ EVAL \"if GET = <my uuid> then DEL\"",
         happens: "A's lock is written on the master. Redis answers A before its replicas have received the write. \
                   The master dies at that moment, and a replica takes its place. It does not have A's lock, so it \
                   grants the lock to B. A and B are inside, and each has a correct answer from Redis.",
-        remedy: "WAIT makes such a loss rarer and cannot rule it out. Redlock asks several masters, and depends on \
-                  their clocks and on no holder being paused.",
+        remedy: "Redis's command WAIT, which waits until a replica has the write, makes such a loss rarer and cannot \
+                  rule it out. Redlock takes the lock on several masters, and depends on their clocks and on no \
+                  holder being paused.",
         lockkit: "Here leases and orders are in one database. If a fail-over loses A's lease, B may get it, and A's \
                   commit fails with `Lost`: still one order. Leases in Redis are protected in two ways. After a \
                   fail-over Redis grants no lease until every older one has expired: the quarantine. And each lease \

@@ -33,7 +33,7 @@ COMMIT",
                   cannot use it. No statement fails then. The site only becomes slow, when many customers come.",
         lockkit: "lockkit asks the database for the plan of the statement before it locks, and refuses a scan. The \
                   error `FullScan` names the table and says to create an index. Nothing is locked, so B gets its \
-                  book. The mistake is found by the first test.",
+                  book. The first test of the function finds the mistake.",
         more: ("row locks", "../guide.md#row-and-named-locks"),
         broken: on_database!(Database, broken),
         cured: on_database!(Database, cured, PlanCheck::Deny),

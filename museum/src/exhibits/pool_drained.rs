@@ -38,8 +38,8 @@ COMMIT",
                   no row both lock the gap in the index where it would be. Each INSERT waits for the other caller, and \
                   one of them gets error 1213.",
         lockkit: "Holding a lease keeps no connection, and neither does waiting for one. C reads while A works and B \
-                  waits. A transaction of lockkit that finds the pool full fails with `PoolStarved`, which says how \
-                  many connections are in use.",
+                  waits. If a transaction of lockkit gets no connection within its bound, the error is `PoolStarved`, \
+                  which says how many connections are in use.",
         more: ("a full pool", "../guide.md#when-it-hangs-or-the-pool-is-full"),
         broken: on_database!(Database, broken),
         cured: on_database!(Database, cured),
