@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lockkit::{
-    LeaseStore, Leases,
+    Answered, Error, Idempotent, LeaseStore, Leases,
+    idempotent::Attempt,
     store::{Acquired, Answer, Claim, LeaseRecord, Previous, Renewal, Token},
 };
 use sqlx::pool::PoolOptions;
@@ -88,6 +89,24 @@ on_every_database! {
         drop(leases.semaphore("s", 2).acquire().await.unwrap());
         drop(leases.rw("rw").write().acquire().await.unwrap());
         drop(leases.lease("q").fair().acquire().await.unwrap());
+    }
+
+    async fn when_the_clock_is_set_back_an_answer_stays_and_an_attempt_that_has_begun_is_known<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let pay = || Idempotent::key("paid").run(&db.pool, async |_| Ok::<_, Error>(7));
+        assert_eq!(pay().await.unwrap(), Answered::Now(7));
+        let failed = Idempotent::key("begun").outside(&leases, async |_| Err::<(), _>(Error::conflict()));
+        failed.await.unwrap_err();
+        let by = STEP.as_micros();
+        let set = format!("made_us = made_us + {by}, keep_until_us = keep_until_us + {by}");
+        db.execute(&format!("UPDATE lockkit_answer SET {set}")).await;
+
+        assert_eq!(pay().await.unwrap(), Answered::Before(7));
+        let again = Idempotent::key("begun").outside(&leases, async |work| {
+            let Attempt::After { ago, .. } = work.attempt() else { panic!("an attempt has begun") };
+            Ok::<_, Error>(ago)
+        });
+        assert_eq!(again.await.unwrap(), Answered::Now(Duration::ZERO));
     }
 
     async fn when_the_clock_is_set_back_a_living_holder_keeps_its_lease<S>(db: TestDb<S>) {

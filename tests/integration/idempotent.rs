@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use lockkit::dialect::IdempotentOps;
-use lockkit::{Answered, Error, Fault, Idempotent, Tx, with_lock};
+use lockkit::{Answered, Error, Fault, Idempotent, Leases, Tx, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
 use support::{Backend, PlainSql, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
@@ -176,6 +176,18 @@ on_every_database! {
         let deployed = Idempotent::key("k").run(&db.pool, async |_| -> Result<u64, Error> { panic!("it was done") });
         let err = deployed.await.unwrap_err();
         assert_eq!(err.to_string(), "the answer of `k` was stored and cannot be read as `u64`");
+    }
+
+    async fn without_the_table_nothing_is_done_and_it_is_said_what_to_do<S>(db: TestDb<S>) {
+        db.execute("DROP TABLE lockkit_answer").await;
+        let run = Idempotent::key("k").run(&db.pool, async |_| -> Result<(), Error> { panic!("it was done") });
+        let leases = Leases::new(db.pool.clone());
+        let outside = Idempotent::key("k").outside(&leases, async |_| -> Result<(), Error> { panic!("it was done") });
+        for err in [run.await.unwrap_err(), outside.await.unwrap_err()] {
+            assert!(matches!(err, Error::NotMigrated { .. }), "{err:?}");
+        }
+        assert_eq!(leases.list("").await.unwrap(), []);
+        db.assert_nothing_left().await;
     }
 
     async fn an_expired_answer_does_not_count<S>(db: TestDb<S>) {
@@ -610,13 +622,6 @@ on_databases! { [postgres]
         let done = request().run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
         assert_eq!(done, Answered::Now(7));
     }
-}
-
-#[tokio::test]
-async fn without_the_table_it_is_said_what_to_do() {
-    let db = TestDb::<support::Sqlite>::empty(1).await;
-    let err = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap_err();
-    assert!(matches!(err, Error::NotMigrated { .. }), "{err:?}");
 }
 
 #[tokio::test]
