@@ -106,6 +106,15 @@ pub struct Idempotent {
 }
 
 /// An answer, and whether it was stored before.
+///
+/// # Example
+/// ```
+/// use lockkit::Answered;
+///
+/// let (first, repeated) = (Answered::Now("receipt 1"), Answered::Before("receipt 1"));
+/// assert!(!first.is_before() && repeated.is_before()); // for a log or a header: both are the same answer
+/// assert_eq!(first.into_inner(), repeated.into_inner());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answered<T> {
     /// The work was done now.
@@ -327,7 +336,7 @@ fn of_outside() -> Error {
     Error::InvalidOption { option: "run", reason: reason.to_owned() }
 }
 
-/// An [`Idempotent`] that stores errors, too. Made by [`Idempotent::store_err`].
+/// An [`Idempotent`] that stores errors, too. Made by [`Idempotent::store_err`], which has an example.
 #[derive(Debug)]
 #[must_use = "nothing is done until `run` or `outside` is awaited"]
 pub struct StoresErr<E> {

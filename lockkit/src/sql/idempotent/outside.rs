@@ -53,7 +53,7 @@ const PAUSES: Backoff = Backoff { base: Duration::from_millis(100), cap: Duratio
 /// Shortest wait for the lock of a key whose lease is held: no other request is at work then.
 const LEAST_WAIT: Duration = Duration::from_secs(10);
 
-/// What is known of earlier attempts at this work.
+/// What is known of earlier attempts at this work. [`Idempotent::outside`] has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// There was none that the database remembers. That an attempt has begun is as durable as a commit there: a
@@ -73,7 +73,7 @@ pub enum Attempt {
     },
 }
 
-/// Work that leaves the database, as its body gets it from [`Idempotent::outside`].
+/// Work that leaves the database, as its body gets it from [`Idempotent::outside`], which has an example.
 pub struct Outside<DB: IdempotentOps + LeaseOps> {
     attempt: Attempt,
     idempotency_key: String,
@@ -115,6 +115,30 @@ impl<DB: IdempotentOps + LeaseOps> Outside<DB> {
     ///
     /// # Cancel safety
     /// As [`begin`](crate::begin): no transaction is left open.
+    ///
+    /// # Example
+    /// ```
+    /// # use lockkit::{Answered, Error, Fault, Idempotent};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool.clone()); leases.migrate().await?;
+    /// # sqlx::query("CREATE TABLE paid (charge INTEGER)").execute(&pool).await?;
+    /// # async fn charge(_key: &str) -> Result<i64, Error> { Ok(42) }
+    /// let pay = || {
+    ///     Idempotent::key("pay:7:8e03978e").outside(&leases, async |work| {
+    ///         let charge = charge(work.idempotency_key()).await?; // no transaction is open meanwhile
+    ///         let row = sqlx::query("INSERT INTO paid VALUES (?)").bind(charge);
+    ///         let stored = row.execute(&mut **work.tx().await?).await;
+    ///         stored.map_err(|err| Error::database("storing the charge", None, Fault::Other, err))?;
+    ///         Ok::<_, Error>(charge) // committed with the row
+    ///     })
+    /// };
+    /// assert_eq!(pay().await?, Answered::Now(42));
+    /// assert_eq!(pay().await?, Answered::Before(42));
+    /// # let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM paid").fetch_one(&pool).await?;
+    /// # assert_eq!(rows, 1);
+    /// # Ok(()) }
+    /// ```
     pub async fn tx(&mut self) -> Result<&mut Tx<DB>> {
         let tx = match self.tx.take() {
             Some(tx) => tx,
