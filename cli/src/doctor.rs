@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use lockkit::{Error, LeaseStore, Leases};
-use lockkit_inspect::{Finding, Inspect, Level, Plan, SetMost};
+use lockkit_inspect::{Finding, Inspect, Level, Plan, SetMost, with_causes};
 use sqlx::Pool;
 use tokio::time::timeout;
 
@@ -95,7 +95,8 @@ impl ActOnDatabase for Examine<'_> {
         }
         drop(conn);
         if let Some(Err(err)) = DB::session_locks(&pool).await {
-            findings.push(Finding::new(Level::Warn, "sessions", format!("session locks are refused: {err}")));
+            let what = format!("session locks are refused: {}", with_causes(&err));
+            findings.push(Finding::new(Level::Warn, "sessions", what));
         }
         let leases = Leases::builder(pool).ttl(args.ttl).sweep_every(None).build()?;
         match leases.show("lockkit/doctor").await {

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Error};
 use lockkit::Fault;
+use lockkit_inspect::with_causes;
 
 use crate::target::{BadUrl, Quarantined, Unreachable};
 
@@ -100,13 +101,12 @@ pub(crate) fn of(err: &Error) -> Exit {
     }
 }
 
-/// What the user is told. lockkit's own messages have their causes in them, and say what a program has to call.
+/// What the user is told: the error and its causes. A hint of lockkit that says what a program has to call is replaced.
 pub(crate) fn message(err: &Error) -> String {
     match err.downcast_ref::<lockkit::Error>() {
         Some(lockkit::Error::NotMigrated { source, .. }) => {
             format!("lockkit's tables are missing or out of date: run `lockkit migrate` ({source})")
         }
-        Some(err) => err.to_string(),
-        None => format!("{err:#}"),
+        _ => with_causes(err.as_ref()),
     }
 }

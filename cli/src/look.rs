@@ -12,11 +12,14 @@ use tokio::time::sleep;
 use crate::{
     args::{CheckArgs, LsArgs, On, ShowArgs, StealArgs},
     block_on,
-    exit::{Exit, print},
+    exit::{Exit, print, tell},
     secret::Secrets,
     table::{json, json_of_died, printable, rounded, table},
     target::{Act, Target},
 };
+
+/// How many leases [`Leases::list`] and [`Leases::expired`] read at most.
+const MOST: usize = 10_000;
 
 pub(crate) fn ls(on: &On, args: &LsArgs, secrets: &mut Secrets) -> Result<Exit> {
     act(on, secrets, Ls(args))
@@ -63,6 +66,9 @@ impl Act for Ls<'_> {
                 text.insert_str(0, "\u{1b}[H\u{1b}[2J");
             }
             print(&text)?;
+            if listed.len().max(died.len()) >= MOST {
+                tell(format_args!("the first {MOST} are listed, and there may be more: give a PREFIX"));
+            }
             let Some(every) = args.watch else { return Ok(Exit::Success) };
             sleep(every.max(Duration::from_millis(100))).await;
         }

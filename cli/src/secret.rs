@@ -73,6 +73,9 @@ mod tests {
         let mut secrets = Secrets::default();
         secrets.add("postgres://app@db:1/shop?password=x@s3cret&port=y");
         assert_eq!(secrets.hidden_in("`1/shop?password=x@s3cret`, `x@s3cret`"), "`***`, `***`");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres://app:s3cret@db/shop?application_name=me@here");
+        assert_eq!(secrets.hidden_in("no `s3cret` in `shop`"), "no `***` in `shop`");
         assert_eq!(Secrets::default().hidden_in("nothing"), "nothing");
     }
 }

@@ -2,13 +2,14 @@
 
 use std::{env, future::Future, time::Duration};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, anyhow};
 use lockkit::{Lease, LeaseStore, dialect::Dialect};
 use lockkit_etcd::EtcdStore;
 use lockkit_inspect::Inspect;
 use lockkit_redis::{RedisStore, redis::Client};
 use lockkit_zookeeper::ZooKeeperStore;
-use sqlx::{Connection, MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
+use sqlx::{ConnectOptions, Connection, MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
+use tokio::time::timeout;
 
 use crate::{args::On, dotenv, secret::Secrets};
 
@@ -29,6 +30,9 @@ pub(crate) struct Quarantined(u64);
 
 /// How long a connection is tried for. A server that starts refuses for a moment.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a connection may take that is made to learn why there was none.
+const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// A kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,9 +171,16 @@ impl Target {
     }
 
     async fn pool<DB: Dialect>(&self) -> Result<Pool<DB>> {
+        let options = self.options::<DB>()?;
         // A lease keeps a connection for a moment; a second one renews meanwhile.
-        let options = PoolOptions::new().max_connections(2).acquire_timeout(PATIENCE);
-        options.connect_with(self.options::<DB>()?).await.map_err(no_connection)
+        let pool = PoolOptions::new().max_connections(2).acquire_timeout(PATIENCE);
+        let connected = pool.connect_with(options.clone()).await;
+        let Err(sqlx::Error::PoolTimedOut) = connected else { return connected.map_err(no_connection) };
+        // The pool has tried again and again, and does not say what went wrong.
+        match timeout(LAST_TRY, options.connect()).await {
+            Ok(Err(err)) => Err(no_connection(err)),
+            _ => Err(anyhow!("no connection was made within {PATIENCE:?}").context(database_unreachable())),
+        }
     }
 
     /// What the URL of a database says.
@@ -191,8 +202,12 @@ impl Target {
 fn no_connection(err: sqlx::Error) -> Error {
     match err {
         sqlx::Error::Configuration(why) => BadUrl(format!("the URL is not understood: {why}")).into(),
-        err => Error::new(err).context(Unreachable("the database".to_owned())),
+        err => Error::new(err).context(database_unreachable()),
     }
+}
+
+fn database_unreachable() -> Unreachable {
+    Unreachable("the database".to_owned())
 }
 
 fn scheme(url: &str) -> &str {

@@ -117,20 +117,21 @@ fn what_is_missing_has_exit_codes_of_its_own() {
 }
 
 #[test]
-fn no_message_shows_a_password() {
+fn a_message_names_the_cause_once_and_shows_no_password() {
     let folder = tempdir().unwrap();
-    for (store, url) in [
-        ("--url", "postgres://app:s%33cret@127.0.0.1:1/shop"),
-        ("--url", "mysql://app:s%33cret@127.0.0.1:1/shop"),
-        ("--url", "postgres://app:s3cret@127.0.0.1:port/shop"),
-        ("--url", "oracle://app:s3cret@db"),
-        ("--store", "redis://app:s%33cret@127.0.0.1:1"),
-        ("--store", "redis://app:s3cret@127.0.0.1:port"),
-        ("--store", "etcd://app:s3cret@127.0.0.1:1"),
-        ("--store", "zookeeper://app:s3cret@127.0.0.1:port"),
+    for (store, url, cause) in [
+        ("--url", "postgres://app:s%33cret@127.0.0.1:1/shop", "Connection refused"),
+        ("--url", "mysql://app:s%33cret@127.0.0.1:1/shop", "Connection refused"),
+        ("--url", "postgres://app:s3cret@127.0.0.1:port/shop", "invalid port number"),
+        ("--url", "oracle://app:s3cret@db", "`oracle` is no database"),
+        ("--url", "sqlite://no/such/folder.db", "unable to open database file"),
+        ("--store", "redis://app:s%33cret@127.0.0.1:1", "Connection refused"),
+        ("--store", "redis://app:s3cret@127.0.0.1:port", "Redis URL did not parse"),
+        ("--store", "etcd://app:s3cret@127.0.0.1:1", "Connection refused"),
+        ("--store", "zookeeper://app:s3cret@127.0.0.1:port", "cannot be reached"),
     ] {
         let (code, _, said) = ends(lockkit(folder.path(), &["ls", store, url]));
-        assert!(code != 0 && !said.is_empty(), "{url}");
+        assert!(code != 0 && said.matches(cause).count() == 1, "{url}: {said}");
         assert!(!said.contains("s3cret") && !said.contains("s%33cret"), "{url}: {said}");
     }
 }
@@ -209,6 +210,17 @@ fn what_a_command_leaves_running_is_ended_and_named() {
         ends(lockkit(folder.path(), &["run", "nightly", "--grace", "0.2s", "--", "sh", "-c", script]));
     assert_eq!(code, 5);
     assert!(said.contains("has left processes running") && said.contains("sleep"), "{said}");
+}
+
+#[test]
+fn a_daemon_that_a_command_starts_does_not_keep_the_lease() {
+    let folder = migrated();
+    // It leaves the group with all that it has inherited.
+    let script = "setsid sh -c 'echo $$ >pid; exec sleep 60' >/dev/null 2>&1 & until [ -s pid ]; do sleep 0.01; done";
+    assert_eq!(ends(lockkit(folder.path(), &["run", "nightly", "--", "sh", "-c", script])).0, 0);
+    assert_eq!(ends(lockkit(folder.path(), &["ls"])), (0, String::new(), String::new()));
+    let pid = fs::read_to_string(folder.path().join("pid")).expect("it has started");
+    assert!(Command::new("kill").arg(pid.trim()).status().expect("run kill").success(), "it lives");
 }
 
 #[test]

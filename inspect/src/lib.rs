@@ -20,10 +20,12 @@
 //! Switch on the feature of each database that you use: `postgres`, `mysql` (also MariaDB), `sqlite`.
 #![deny(missing_docs)]
 
+mod causes;
 mod finding;
 mod sql;
 mod waits;
 
+pub use causes::with_causes;
 pub use finding::{Finding, Level, Plan};
 #[cfg(all(any(test, fuzzing), feature = "sqlite"))]
 #[doc(hidden)]

@@ -12,7 +12,7 @@ use tokio::time::{pause, resume, sleep};
 use tower::ServiceExt;
 
 use crate::driver::Browser;
-use crate::{Service, app, operator, row_has};
+use crate::{Service, app, operator, row_has, rows_are};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -108,7 +108,7 @@ async fn ten_leases_move_one_holder_dies_and_one_is_robbed() {
     let service = Service::of(app).await;
     size(&browser, 1280, 680).await;
     browser.open(&service.url()).await;
-    browser.until("document.querySelectorAll('tbody tr').length === 10").await;
+    browser.until(&rows_are(10)).await;
     browser.until(&row_has("nightly:invoices", "api-1/4711/9f3a (this process)")).await;
     browser.until("document.querySelectorAll('.lane i').length > 60").await;
     browser.until("document.querySelectorAll('.lane .mark.died').length >= 1").await;

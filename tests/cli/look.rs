@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::Leases;
 use serde_json::Value;
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, User, on_databases, on_every_database, on_every_server};
 
 use crate::{lockkit, output, url};
 
@@ -85,5 +85,52 @@ on_every_database! {
         let next = leases.lease("dead").acquire().await.unwrap();
         assert_eq!(seen(listed(&on, &["--all"]).await), [["dead", "held"], ["held", "held"]]);
         next.release().await.unwrap();
+    }
+}
+
+on_every_server! {
+    async fn a_user_who_may_not_read_the_leases_learns_what_the_server_refused<S>(db: TestDb<S>) {
+        let user = User::new(&db).await;
+        // MySQL and MariaDB let a user without any right not even connect to the database.
+        if S::NAME != "PostgreSQL" {
+            db.execute(&format!("GRANT SELECT ON lockkit_stock TO {}", user.name)).await;
+        }
+        let refused = output(lockkit(&url(&user.url), &["ls"])).await;
+        let said = String::from_utf8(refused.stderr).expect("UTF-8");
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        let cause = if S::NAME == "PostgreSQL" { "permission denied for" } else { "SELECT command denied to user" };
+        assert!(said.contains("while listing leases: ") && said.matches(cause).count() == 1, "{said}");
+        user.delete(&db).await;
+    }
+}
+
+on_every_database! {
+    async fn of_two_who_steal_at_once_one_takes_the_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("nightly").acquire().await.unwrap();
+        let (on, fence) = (url(&db.url), lease.fence().to_string());
+        let steal = || output(lockkit(&on, &["steal", "nightly", "--yes", "--fence", &fence]));
+        let (one, other) = tokio::join!(steal(), steal());
+        let mut codes = [one.status.code(), other.status.code()];
+        codes.sort_unstable();
+        assert_eq!(codes, [Some(0), Some(79)], "{one:?} {other:?}");
+        assert!(leases.show("nightly").await.unwrap().is_none());
+    }
+}
+
+on_databases! { [postgres]
+    async fn of_more_than_ten_thousand_leases_the_first_are_listed_and_it_says_so<S>(db: TestDb<S>) {
+        let _lease = Leases::new(db.pool.clone()).lease("first").acquire().await.unwrap();
+        db.execute(
+            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, renewals, ttl_us)
+             SELECT 'order:' || i, token, holder, fence, acquired_us, expires_us, renewals, ttl_us
+             FROM lockkit_lease, generate_series(1, 10000) AS i",
+        )
+        .await;
+        for (prefix, lines, note) in [("", 10_000, true), ("order:99", 111, false)] {
+            let shown = output(lockkit(&url(&db.url), &["ls", "--json", prefix])).await;
+            let said = String::from_utf8(shown.stderr).expect("UTF-8");
+            assert_eq!((shown.stdout.split(|it| *it == b'\n').count() - 1, said.contains("give a PREFIX")), (lines, note));
+        }
     }
 }

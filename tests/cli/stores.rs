@@ -37,6 +37,19 @@ async fn a_command_ends_with_its_lease_in_redis() {
 }
 
 #[tokio::test]
+async fn a_list_that_fails_in_redis_names_the_cause() {
+    let server = Redis::start();
+    let client = lockkit_redis::redis::Client::open(server.url()).expect("a URL");
+    let mut conn = client.get_multiplexed_async_connection().await.expect("connect");
+    let mut set = lockkit_redis::redis::cmd("SET");
+    set.arg("lockkit:names").arg("no set").query_async::<()>(&mut conn).await.expect("write");
+    let refused = output(lockkit(&["--no-dotenv", "--store", &server.url()].map(str::to_owned), &["ls"])).await;
+    let said = String::from_utf8(refused.stderr).expect("UTF-8");
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("while listing leases: `lockkit:names` has a value of the type string"), "{said}");
+}
+
+#[tokio::test]
 async fn a_command_ends_with_its_lease_in_zookeeper() {
     let server = ZooKeeper::alone();
     ends(&format!("zookeeper://{}/locks", server.host())).await;

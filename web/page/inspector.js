@@ -3,6 +3,7 @@
 {
   const find = id => document.getElementById(id);
   const body = document.body, table = find('leases'), list = table.tBodies[0], ask = find('ask');
+  const dead = find('died'), title = dead.rows[0];
   const maySteal = body.dataset.access === 'steal', rows = new Map();
   let source, late, asked, seen;
 
@@ -18,16 +19,18 @@
     return s < 1 ? `${ms} ms` : s < 100 ? `${s} s` : s < 6000 ? `${Math.floor(s / 60)} min`
       : s < 172800 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
   };
+  const known = ms => ms === null ? '' : span(ms);
   const announce = text => set(find('news'), `${new Date().toTimeString().slice(0, 8)} ${text}`);
   // Fences that follow each other get colors that differ.
   const color = fence => `hsl(${Number(BigInt(fence) * 137n % 360n)} var(--tone))`;
 
   const columns = [['Last 10 min', 'wide']].concat(maySteal ? [['', 'action']] : []);
-  for (const [title] of columns) {
+  for (const [text] of columns) {
     const cell = make('th', '', table.tHead.rows[0]);
     cell.scope = 'col';
-    cell.textContent = title;
+    cell.textContent = text;
   }
+  title.cells[0].colSpan = table.tHead.rows[0].cells.length;
 
   function addRow(key) {
     const row = make('tr'), cell = (label, className) => {
@@ -63,7 +66,7 @@
     it.row.className = low ? 'held low' : data.state;
     set(it.holder, data.here ? `${data.holder} (this process)` : data.holder);
     set(it.fence, data.fence);
-    set(it.held, span(data.held));
+    set(it.held, known(data.held));
     it.bar.hidden = data.state !== 'held';
     it.bar.max = data.ttl || 1;
     it.bar.value = data.left;
@@ -98,19 +101,23 @@
 
   function show(view) {
     const before = new Map([...rows].map(([key, it]) => [key, it.data]));
-    const shown = new Set(view.rows.map(it => it.key));
-    if (!seen) list.replaceChildren();
-    for (const [key, it] of rows) if (!shown.has(key)) { it.row.remove(); rows.delete(key); }
-    let at = list.firstElementChild;
+    const groups = new Map(view.rows.map(it => [it.key, it.state === 'died' ? dead : list]));
+    if (!seen) { list.replaceChildren(); dead.replaceChildren(title); }
+    for (const [key, it] of rows) {
+      if (it.row.parentNode !== groups.get(key)) it.row.remove();
+      if (!groups.has(key)) rows.delete(key);
+    }
+    const next = new Map([[list, list.firstElementChild], [dead, title.nextElementSibling]]);
     for (const data of view.rows) {
-      const it = rows.get(data.key) || addRow(data.key);
+      const it = rows.get(data.key) || addRow(data.key), group = groups.get(data.key), at = next.get(group);
       showRow(it, data, view);
-      if (it.row === at) at = at.nextElementSibling; else list.insertBefore(it.row, at);
+      if (it.row === at) next.set(group, at.nextElementSibling); else group.insertBefore(it.row, at);
       const old = before.get(data.key);
       if (seen && data.state === 'died' && old && old.state !== 'died') announce(`${data.key}: the holder ${data.holder} died.`);
     }
     const more = view.more ? `, ${view.more} more not shown` : '';
     set(find('summary'), `${view.held} held, ${view.waiting} waiting, ${view.died} died${more}`);
+    dead.hidden = dead.rows.length === 1;
     find('empty').hidden = view.rows.length > 0;
     table.hidden = view.rows.length === 0;
     find('legend').hidden = false;
@@ -122,12 +129,12 @@
   function showSessions(sessions) {
     find('sessions').hidden = !sessions;
     if (!sessions) return;
-    const list = find('waits').tBodies[0], notes = find('notes'), time = ms => ms === null ? '' : span(ms);
+    const list = find('waits').tBodies[0], notes = find('notes');
     const { lines } = sessions;
     while (list.rows.length > lines.length) list.lastElementChild.remove();
     lines.forEach((line, at) => {
       const row = list.rows[at] || make('tr', '', list);
-      const texts = [line.session, time(line.waits), line.lock, time(line.transaction), line.does];
+      const texts = [line.session, known(line.waits), line.lock, known(line.transaction), line.does];
       const labels = ['', 'Waits', 'For', 'Transaction', 'Does'];
       texts.forEach((text, column) => {
         let cell = row.cells[column];

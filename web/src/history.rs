@@ -1,12 +1,16 @@
 //! What happened to each key in the last ten minutes, as a series of reads has shown it. Pure: no clock, no I/O.
 //!
-//! A holder that is gone when the leases are read again has released its lease, or has died: then the lease had less
-//! than half of its ttl left at the last read, because it was not renewed, and that time is over. A lease with a ttl of
-//! less than two seconds can expire between two reads, and counts as released.
+//! A holder that is gone when the leases are read again has released its lease, or has died. A store that remembers
+//! deaths tells which, until the lease is taken again. Else it has died if the lease had less than half of its ttl left
+//! at the last read, because it was not renewed, and that time is over. A lease with a ttl of less than two seconds can
+//! expire between two reads, and then counts as released.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use lockkit::{Fence, Key, store::LeaseInfo};
+use lockkit::{
+    Fence, Key,
+    store::{LeaseInfo, Previous},
+};
 
 /// How long it is remembered.
 pub(crate) const SPAN: Duration = Duration::from_mins(10);
@@ -90,6 +94,18 @@ impl History {
         }
     }
 
+    /// Adds which of the holders that are gone have died, as the store knows it.
+    pub(crate) fn died(&mut self, now: Duration, died: &BTreeMap<Key, Previous>) {
+        for (key, died) in died {
+            if let Some(hold) = self.lanes.get_mut(key).and_then(|it| it.last_mut())
+                && hold.fence == died.fence
+                && matches!(hold.end, End::Released | End::Unseen)
+            {
+                (hold.to, hold.end) = (now.saturating_sub(died.expired_for).max(hold.from), End::Died);
+            }
+        }
+    }
+
     /// The page has taken the lease with this fence.
     pub(crate) fn stolen(&mut self, now: Duration, lease: &LeaseInfo) {
         let holds = self.lanes.entry(lease.key.clone()).or_default();
@@ -116,6 +132,11 @@ impl Hold {
     fn of(lease: &LeaseInfo, from: Duration) -> Self {
         let (fence, holder) = (lease.fence, lease.holder.clone());
         Self { fence, holder, from, to: from, end: End::Held, expires: from, is_late: false }
+    }
+
+    /// How long it has held the key, as far as that was seen.
+    pub(crate) fn length(&self) -> Duration {
+        self.to.saturating_sub(self.from)
     }
 
     fn is_held(&mut self, lease: &LeaseInfo, now: Duration) {
@@ -206,6 +227,27 @@ mod tests {
         assert_eq!(lane(&history), [(1, 90, 100, End::Unseen), (2, 150, 200, End::Held)]);
         history.saw(at(300), [&lease(300, 2, [150, 320])]);
         assert_eq!(lane(&history)[1], (2, 150, 300, End::Held), "it cannot have been released between");
+    }
+
+    #[test]
+    fn a_death_that_the_store_remembers_is_no_release() {
+        let mut history = History::default();
+        let died = |fence: u64, ago: u64| {
+            let died = Previous::new("holder", Fence::from(fence), Duration::from_secs(ago));
+            BTreeMap::from([(Key::from("k"), died)])
+        };
+        // Its ttl is as long as the time between two reads.
+        history.saw(at(100), [&lease(100, 1, [100, 101])]);
+        history.saw(at(103), []);
+        history.died(at(103), &died(1, 2));
+        assert_eq!(lane(&history), [(1, 100, 101, End::Died)]);
+        // Nobody looks for a minute.
+        history.saw(at(104), [&lease(104, 2, [104, 134])]);
+        history.saw(at(164), []);
+        history.died(at(164), &died(1, 63));
+        assert_eq!(lane(&history)[1], (2, 104, 104, End::Unseen), "that was the one before");
+        history.died(at(164), &died(2, 30));
+        assert_eq!(lane(&history)[1], (2, 104, 134, End::Died));
     }
 
     #[test]

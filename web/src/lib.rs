@@ -1,6 +1,6 @@
 //! A page that shows the leases of a service as they change, for an axum 0.8 service to nest. An operator sees who
-//! holds what, for how long, who waits, and what happened in the last ten minutes, and can take a lease from a holder
-//! that hangs. The leases may live in any store of [lockkit].
+//! holds what, for how long, who waits, whose holder died, and what happened in the last ten minutes, and can take a
+//! lease from a holder that hangs. The leases may live in any store of [lockkit].
 //!
 //! ```
 //! use axum::Router;
@@ -28,14 +28,16 @@
 //!
 //! # What the page does to the database
 //!
-//! A viewer's request reads the leases if the last read is a second old. So any number of viewers cost one read a
-//! second, a page that nobody looks at costs none, and there is no task in the background. What happened to a lease is
-//! known from these reads: it is kept in memory for ten minutes, and only while somebody looks. A lease that was held
-//! for less than a second may not appear. A theft by other means than this page is shown as a release.
+//! A viewer's request reads the leases if the last read is a second old: those that are held ([`Leases::list`]) and
+//! those whose holder died ([`Leases::expired`]). So any number of viewers cost one read a second, a page that nobody
+//! looks at costs none, and there is no task in the background. What happened to a lease is known from these reads: it
+//! is kept in memory for ten minutes, and only while somebody looks. A lease that was held for less than a second may
+//! not appear. A theft by other means than this page is shown as a release.
 //!
 //! With [`Inspector::database`] the read also asks who waits for whom, on a connection of that pool, for at most 2 s.
 //!
-//! At most 10,000 leases are read, and 200 are shown; the filter of the page selects among those that were read.
+//! At most 10,000 leases of each kind are read. 200 keys are shown, and the 50 whose holder died last; the filter of
+//! the page selects among those that were read.
 //!
 //! # What a browser may do
 //!

@@ -7,8 +7,11 @@ use std::{
 };
 
 use futures_util::future::join;
-use lockkit::{Error, Fence, Key, LeaseStore, Leases, store::LeaseInfo};
-use lockkit_inspect::waited_for;
+use lockkit::{
+    Error, Fence, Key, LeaseStore, Leases,
+    store::{LeaseInfo, Previous},
+};
+use lockkit_inspect::{waited_for, with_causes};
 use serde::Serialize;
 use tokio::{sync, time::Instant};
 
@@ -20,8 +23,11 @@ use crate::{
 /// How long before a viewer asks its read may have begun. A little less than the pause between two of its requests.
 const FRESH: Duration = Duration::from_millis(900);
 
-/// The most rows that a viewer gets.
+/// The most rows that a viewer gets, beside those of leases whose holder died.
 const ROWS: usize = 200;
+
+/// The most rows of leases whose holder died.
+const DIED: usize = 50;
 
 /// The leases as they were read last, and what happened before.
 #[derive(Debug)]
@@ -43,6 +49,8 @@ struct Seen {
     /// Why it failed.
     problem: Option<String>,
     held: BTreeMap<Key, LeaseInfo>,
+    /// Those that have expired without a release, and that nobody has taken since. On a store that forgets them, none.
+    died: BTreeMap<Key, Previous>,
     /// The number of requests of processes that have waited for a key for 50 ms. Each has a ticket, a lease beside that
     /// of the key.
     waiting: BTreeMap<Key, usize>,
@@ -62,6 +70,7 @@ pub(crate) struct View {
     pub(crate) died: usize,
     /// How many rows there are beside those that are shown.
     pub(crate) more: usize,
+    /// In the order of their keys, those whose holder died last.
     pub(crate) rows: Vec<Row>,
     /// Who waits for whom in the database, if the application has named it.
     pub(crate) sessions: Option<Sessions>,
@@ -75,8 +84,8 @@ pub(crate) struct Row {
     pub(crate) holder: String,
     /// As text, because JavaScript's numbers end at 2^53.
     pub(crate) fence: String,
-    /// How long it is or was held.
-    pub(crate) held: u64,
+    /// How long it is or was held, if that is known.
+    pub(crate) held: Option<u64>,
     /// How long it has still to live, or how long ago it ended.
     pub(crate) left: u64,
     pub(crate) ttl: u64,
@@ -93,11 +102,11 @@ pub(crate) struct Row {
 pub(crate) enum State {
     /// lockkit has not written it so.
     Unreadable,
-    Died,
     Held,
     /// Released, and taken until its minimum hold has passed.
     Kept,
     Free,
+    Died,
 }
 
 /// One holder in a lane.
@@ -140,13 +149,18 @@ impl<S: LeaseStore> Looks<S> {
     async fn look(&self) {
         let begun = self.now();
         let sessions = async { Some(self.database.as_ref()?.sessions().await) };
-        let (read, sessions) = join(self.leases.list(""), sessions).await;
+        let read = async {
+            // In this order, a lease that expires in between is in both.
+            let held = self.leases.list("").await?;
+            Ok::<_, Error>((held, self.leases.expired("").await?))
+        };
+        let (read, sessions) = join(read, sessions).await;
         let mut seen = self.seen();
         seen.sessions = sessions;
         (seen.looked, seen.at) = (Some(begun), self.now());
         match read {
-            Ok(leases) => seen.add(leases),
-            Err(err) => seen.problem = Some(err.to_string()),
+            Ok((held, died)) => seen.add(held, died),
+            Err(err) => seen.problem = Some(with_causes(&err)),
         }
     }
 
@@ -171,7 +185,7 @@ impl<S: LeaseStore> Looks<S> {
 }
 
 impl Seen {
-    fn add(&mut self, leases: Vec<LeaseInfo>) {
+    fn add(&mut self, leases: Vec<LeaseInfo>, died: Vec<(Key, Previous)>) {
         self.problem = None;
         self.waiting.clear();
         self.held.clear();
@@ -181,26 +195,37 @@ impl Seen {
                 None => _ = self.held.insert(lease.key.clone(), lease),
             }
         }
+        let is_lease = |key: &Key| !self.held.contains_key(key) && waited_for(key).is_none();
+        self.died = died.into_iter().filter(|(key, _)| is_lease(key)).collect();
         self.history.saw(self.at, self.held.values());
+        self.history.died(self.at, &self.died);
     }
 
     fn view(&self, contains: &str) -> View {
         let held = self.held.iter().map(|(key, lease)| (key, Of::Held(lease)));
-        let gone = self.history.lanes().filter(|(key, _)| !self.held.contains_key(*key));
+        let died = self.died.iter().map(|(key, died)| (key, Of::Died(died)));
+        let gone =
+            self.history.lanes().filter(|(key, _)| !self.held.contains_key(*key) && !self.died.contains_key(*key));
         let gone = gone.filter_map(|(key, holds)| Some((key, Of::Gone(holds.last()?))));
-        let found = held.chain(gone).filter(|(key, of)| key.contains(contains) || of.holder().contains(contains));
-        let mut found: Vec<_> = found.map(|(key, of)| (of.state(), key, of)).collect();
+        let found = held.chain(died).chain(gone);
+        let found = found.filter(|(key, of)| key.contains(contains) || of.holder().contains(contains));
+        let found: Vec<_> = found.map(|(key, of)| (of.state(), key, of)).collect();
         let count = |state| found.iter().filter(|it| it.0 == state).count();
         let held = count(State::Held) + count(State::Kept) + count(State::Unreadable);
         let died = count(State::Died);
         let waiting = found.iter().map(|(_, key, _)| self.waiting(key)).sum();
-        let more = found.len().saturating_sub(ROWS);
-        // If there is not room for all, what is free is left out first.
-        found.sort_by_key(|(state, key, _)| (*state, *key));
-        found.truncate(ROWS);
+        let all = found.len();
+        let (mut dead, mut shown): (Vec<_>, Vec<_>) = found.into_iter().partition(|it| it.0 == State::Died);
+        // If there is not room for all, what is free is left out first, and the deaths that are the longest ago.
+        shown.sort_by_key(|(state, key, _)| (*state, *key));
+        shown.truncate(ROWS);
+        dead.sort_by_key(|(_, _, of)| self.left(*of));
+        dead.truncate(DIED);
+        shown.append(&mut dead);
         // In the order of the keys, so that a row does not move when its state changes.
-        found.sort_by_key(|(_, key, _)| *key);
-        let rows = found.into_iter().map(|(state, key, of)| self.row(state, key, of)).collect();
+        shown.sort_by_key(|(state, key, _)| (*state == State::Died, *key));
+        let more = all - shown.len();
+        let rows = shown.into_iter().map(|(state, key, of)| self.row(state, key, of)).collect();
         let sessions = self.sessions.clone();
         View { now: millis(self.at), span: millis(SPAN), held, waiting, died, more, rows, sessions }
     }
@@ -209,10 +234,23 @@ impl Seen {
         self.waiting.get(key).copied().unwrap_or_default()
     }
 
+    /// How long it has still to live, or how long ago it ended.
+    fn left(&self, of: Of<'_>) -> Duration {
+        match of {
+            Of::Held(lease) => lease.expires_in,
+            Of::Gone(last) => self.at.saturating_sub(last.to),
+            Of::Died(died) => died.expired_for,
+        }
+    }
+
     fn row(&self, state: State, key: &Key, of: Of<'_>) -> Row {
-        let (fence, held, left) = match of {
-            Of::Held(lease) => (lease.fence, lease.held_for, lease.expires_in),
-            Of::Gone(last) => (last.fence, last.to.saturating_sub(last.from), self.at.saturating_sub(last.to)),
+        let (fence, held) = match of {
+            Of::Held(lease) => (lease.fence, Some(lease.held_for)),
+            Of::Gone(last) => (last.fence, Some(last.length())),
+            Of::Died(died) => {
+                let seen = self.history.lane(key).last().filter(|it| it.fence == died.fence);
+                (died.fence, seen.map(Hold::length))
+            }
         };
         let lease = if let Of::Held(lease) = of { Some(lease) } else { None };
         Row {
@@ -220,8 +258,8 @@ impl Seen {
             state,
             holder: of.holder().to_owned(),
             fence: fence.to_string(),
-            held: millis(held),
-            left: millis(left),
+            held: held.map(millis),
+            left: millis(self.left(of)),
             ttl: millis(lease.map_or(Duration::ZERO, |it| it.ttl.unwrap_or(it.expires_in))),
             renewals: lease.map_or(0, |it| it.renewals),
             waiting: self.waiting(key),
@@ -238,6 +276,8 @@ enum Of<'s> {
     Held(&'s LeaseInfo),
     /// The last holder of a key that has none.
     Gone(&'s Hold),
+    /// The last holder, of which the store knows that it died.
+    Died(&'s Previous),
 }
 
 impl Of<'_> {
@@ -248,6 +288,7 @@ impl Of<'_> {
             Self::Held(_) => State::Held,
             Self::Gone(last) if last.end == End::Died => State::Died,
             Self::Gone(_) => State::Free,
+            Self::Died(_) => State::Died,
         }
     }
 
@@ -255,6 +296,7 @@ impl Of<'_> {
         match self {
             Self::Held(lease) => &lease.holder,
             Self::Gone(last) => &last.holder,
+            Self::Died(died) => &died.holder,
         }
     }
 }

@@ -13,9 +13,9 @@ pub(crate) const SCRIPT: &str = include_str!("../page/inspector.js");
 
 /// The page with the leases as they are now. `path` is the one that the browser asked for.
 pub(crate) fn html(view: &Result<View, String>, contains: &str, may_steal: bool, path: &str) -> String {
-    let (mut rows, mut summary, mut sessions, mut notes) = Default::default();
+    let (mut rows, mut died, mut summary, mut sessions, mut notes) = Default::default();
     let written = match view {
-        Ok(view) => write_view(view, &mut summary, &mut rows, &mut sessions, &mut notes),
+        Ok(view) => write_view(view, &mut summary, [&mut rows, &mut died], &mut sessions, &mut notes),
         Err(problem) => write!(summary, "{}", Escaped(problem)),
     };
     written.expect("BUG: a string can be written to");
@@ -40,6 +40,8 @@ pub(crate) fn html(view: &Result<View, String>, contains: &str, may_steal: bool,
             "contains" => &contains,
             "summary" => &summary,
             "rows" => &rows,
+            "no deaths" => hidden(died.is_empty()),
+            "died" => &died,
             "hidden" => hidden(asked.is_none()),
             "somebody" => hidden(!sessions.is_empty() || !notes.is_empty()),
             "sessions" => &sessions,
@@ -54,13 +56,13 @@ pub(crate) fn html(view: &Result<View, String>, contains: &str, may_steal: bool,
 fn write_view(
     view: &View,
     summary: &mut String,
-    rows: &mut String,
+    [rows, dead]: [&mut String; 2],
     sessions: &mut String,
     notes: &mut String,
 ) -> fmt::Result {
     let View { held, waiting, died, more, .. } = view;
     write!(summary, "{held} held, {waiting} waiting, {died} died, {more} more not shown")?;
-    view.rows.iter().try_for_each(|row| write_row(rows, row))?;
+    view.rows.iter().try_for_each(|row| write_row(if row.state == State::Died { dead } else { rows }, row))?;
     let Some(Sessions { lines, notes: said }) = &view.sessions else { return Ok(()) };
     lines.iter().try_for_each(|line| write_session(sessions, line))?;
     said.iter().try_for_each(|it| write!(notes, "<li>{}</li>", Escaped(it)))
@@ -68,7 +70,6 @@ fn write_view(
 
 fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
     let SessionLine { session, waits, lock, transaction, does } = line;
-    let span = |it: &Option<u64>| it.map(|it| Span(it).to_string()).unwrap_or_default();
     write!(
         out,
         "<tr><th scope=\"row\">{}</th><td data-label=\"Waits\">{}</td><td data-label=\"For\" class=\"wide\">{}</td>\
@@ -84,7 +85,7 @@ fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
 fn write_row(out: &mut String, row: &Row) -> fmt::Result {
     let Row { key, state, holder, fence, held, left, ttl, renewals, waiting, here, flaw, .. } = row;
     let here = if *here { " (this process)" } else { "" };
-    let (held, left_text) = (Span(*held), Span(*left));
+    let (held, left_text) = (span(held), Span(*left));
     let (class, left) = match state {
         State::Held => (
             "held",
@@ -102,6 +103,11 @@ fn write_row(out: &mut String, row: &Row) -> fmt::Result {
         Escaped(key),
         Escaped(holder),
     )
+}
+
+/// A time that may be unknown.
+fn span(time: &Option<u64>) -> String {
+    time.map(|it| Span(it).to_string()).unwrap_or_default()
 }
 
 /// Text in HTML, also within quotes.

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use lockkit_inspect::{Inspect, Line, Waits};
+use lockkit_inspect::{Inspect, Line, Waits, with_causes};
 use serde::Serialize;
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -29,7 +29,7 @@ impl Database {
             Box::pin(async move {
                 let asked = async { Waits::of::<DB>(&mut *pool.acquire().await?, &[]).await };
                 match timeout(PATIENCE, asked).await {
-                    Ok(answer) => answer.map_err(|err| err.to_string()),
+                    Ok(answer) => answer.map_err(|err| with_causes(&err)),
                     Err(_) => Err(format!("the database has not said within {PATIENCE:?} who waits")),
                 }
             })

@@ -7,7 +7,7 @@ mod tree;
 
 use anyhow::{Context, Result};
 use lockkit::{Error, Key, LeaseStore, Leases};
-use lockkit_inspect::{Inspect, Waits};
+use lockkit_inspect::{Inspect, Waits, with_causes};
 use serde::Serialize;
 use sqlx::Pool;
 
@@ -64,7 +64,7 @@ impl ActOnDatabase for Look {
             // Row locks need no tables.
             Err(Error::NotMigrated { .. }) => Vec::new(),
             Err(err) => {
-                waits.unseen.push(format!("leases are not shown: {err}"));
+                waits.unseen.push(format!("leases are not shown: {}", with_causes(&err)));
                 Vec::new()
             }
         };

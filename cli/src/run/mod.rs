@@ -23,6 +23,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use lockkit::{LossReason, Released};
+use lockkit_inspect::with_causes;
 use nix::sys::signal::{Signal, kill};
 use tokio::{
     select,
@@ -121,11 +122,8 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
             }
             Ok(Ok(_)) => Ok(exit),
             Ok(Err(err)) => {
-                let err = err.to_string();
-                tell(format_args!(
-                    "the lease could not be given back and ends with its ttl: {}",
-                    secrets.hidden_in(&err)
-                ));
+                let err = secrets.hidden_in(&with_causes(&err));
+                tell(format_args!("the lease could not be given back and ends with its ttl: {err}"));
                 Ok(exit)
             }
             Err(_) => {

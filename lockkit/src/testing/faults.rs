@@ -33,7 +33,7 @@ pub enum Operation {
     Renew,
     /// [`lease_release`](crate::LeaseStore::lease_release).
     Release,
-    /// [`lease_list`](crate::LeaseStore::lease_list).
+    /// [`lease_list`](crate::LeaseStore::lease_list) and [`lease_expired`](crate::LeaseStore::lease_expired).
     List,
     /// [`lease_sweep`](crate::LeaseStore::lease_sweep).
     Sweep,

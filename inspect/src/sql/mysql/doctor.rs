@@ -62,15 +62,33 @@ async fn rights(conn: &mut MySqlConnection) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// The settings of the server, by their names.
+type Settings = HashMap<String, String>;
+
 async fn settings(conn: &mut MySqlConnection) -> Result<Vec<Finding>> {
     let rows = sqlx::raw_sql(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'binlog_format', 'wsrep_on', 'read_only',
-             'innodb_deadlock_detect', 'innodb_flush_log_at_trx_commit', 'wait_timeout', 'innodb_rollback_on_timeout')",
+             'innodb_deadlock_detect', 'innodb_flush_log_at_trx_commit', 'wait_timeout')",
     );
-    let mut settings: HashMap<String, String> = HashMap::new();
+    let mut settings = Settings::new();
     for row in rows.fetch_all(&mut *conn).await? {
         settings.insert(row.try_get(0)?, row.try_get(1)?);
     }
+    let mut findings = harmful(&settings);
+    let version = settings.remove("version").unwrap_or_default();
+    let (name, oldest) = if is_maria(conn).await? { ("MariaDB", [10, 6, 0]) } else { ("MySQL", [8, 0, 16]) };
+    findings.push(if numbers(&version) < oldest {
+        let [major, minor, patch] = oldest;
+        let what = format!("{name} {version}: lockkit needs {major}.{minor}.{patch} or later");
+        Finding::new(Level::Fail, "version", what)
+    } else {
+        Finding::new(Level::Ok, "version", format!("{name} {version}"))
+    });
+    Ok(findings)
+}
+
+/// The settings that harm locks.
+fn harmful(settings: &Settings) -> Vec<Finding> {
     let is = |name: &str, value: &str| settings.get(name).is_some_and(|it| it.eq_ignore_ascii_case(value));
     let mut findings = Vec::new();
     let mut find = |level, check, what: &str, mend: &str| {
@@ -105,16 +123,7 @@ async fn settings(conn: &mut MySqlConnection) -> Result<Vec<Finding>> {
         let what = "wait_timeout is below 60 s: the server ends sessions between two statements of a transaction";
         find(Level::Warn, "timeouts", what, "SET GLOBAL wait_timeout = 600;");
     }
-    let version = settings.remove("version").unwrap_or_default();
-    let (name, oldest) = if is_maria(conn).await? { ("MariaDB", [10, 6, 0]) } else { ("MySQL", [8, 0, 16]) };
-    findings.push(if numbers(&version) < oldest {
-        let [major, minor, patch] = oldest;
-        let what = format!("{name} {version}: lockkit needs {major}.{minor}.{patch} or later");
-        Finding::new(Level::Fail, "version", what)
-    } else {
-        Finding::new(Level::Ok, "version", format!("{name} {version}"))
-    });
-    Ok(findings)
+    findings
 }
 
 /// The first three numbers of a version.
@@ -147,6 +156,36 @@ pub(super) async fn plan(conn: &mut MySqlConnection, statement: &str) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_setting_that_harms_is_found_and_none_of_a_good_server() {
+        let with = |changes: &[(&str, &str)]| {
+            let good = [
+                ("log_bin", "ON"),
+                ("binlog_format", "ROW"),
+                ("wsrep_on", "OFF"),
+                ("read_only", "OFF"),
+                ("innodb_deadlock_detect", "ON"),
+                ("innodb_flush_log_at_trx_commit", "1"),
+                ("wait_timeout", "28800"),
+            ];
+            let settings = good.iter().chain(changes).map(|(name, value)| (name.to_string(), value.to_string()));
+            let found = harmful(&settings.collect());
+            found.iter().map(|it| (it.level, it.check)).collect::<Vec<_>>()
+        };
+        assert_eq!(with(&[]), []);
+        for (name, value, level, check) in [
+            ("binlog_format", "STATEMENT", Level::Fail, "binlog"),
+            ("wsrep_on", "ON", Level::Warn, "server"),
+            ("read_only", "ON", Level::Fail, "server"),
+            ("innodb_deadlock_detect", "OFF", Level::Warn, "deadlocks"),
+            ("innodb_flush_log_at_trx_commit", "2", Level::Warn, "durability"),
+            ("wait_timeout", "59", Level::Warn, "timeouts"),
+        ] {
+            assert_eq!(with(&[(name, value)]), [(level, check)], "{name}");
+        }
+        assert_eq!(with(&[("log_bin", "OFF"), ("binlog_format", "STATEMENT")]), [], "there is no log");
+    }
 
     #[test]
     fn versions_are_compared_by_their_numbers() {
