@@ -99,7 +99,7 @@ fn a_broken_file_of_variables_is_named_with_the_line_and_without_its_text() {
 fn a_name_that_is_no_key_is_refused_before_anything_happens() {
     let folder = migrated();
     let long = "x".repeat(10_000);
-    for name in ["", &long] {
+    for name in ["", "two\nlines", &long] {
         let (code, _, said) = ends(lockkit(folder.path(), &["run", name, "--", "touch", "ran"]));
         assert_eq!(code, 64, "{said}");
         assert!(!folder.path().join("ran").exists());

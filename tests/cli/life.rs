@@ -32,7 +32,7 @@ impl Running {
         let path = folder.path().display().to_string();
         let trap = trap.replace("FOLDER", &path);
         let script = format!("(trap '' TERM; exec {beat} {path}/stubborn) & {trap}; {beat} {path}/other & wait");
-        let key = format!("{name}\n'{ending}' \"<script>\"");
+        let key = format!("{name} '{ending}' \"<script>\"");
         let run = ["run", &key, "--ttl", "4s", "--grace", "1s", "--", "sh", "-c", &script];
         let lockkit = lockkit(on, &run).spawn().expect("start lockkit");
         for name in ["stubborn", "other"] {

@@ -359,8 +359,8 @@ on_every_database! {
         // The last one is the ticket of a process that waited, and no lease of its own.
         let (held, a, z, _ticket) = (of("held").await, of("a").await, of("z").await, of("held/queue/7").await);
         assert!(text(get(&app(&leases), "/locks").await).await.contains("<tbody id=\"died\" hidden>"));
-        let died = "UPDATE lockkit_lease SET expires_us = expires_us - 160000000 WHERE token IS NOT NULL AND name <> 'held'";
-        db.execute(died).await;
+        let died = "UPDATE lockkit_lease SET expires_us = expires_us - 160000000";
+        db.execute(&format!("{died} WHERE token IS NOT NULL AND name <> 'held'")).await;
         // Nobody has seen them alive on this page.
         let app = app(&leases);
         let view = leases_json(&app).await;
