@@ -75,9 +75,9 @@ fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
         "<tr><th scope=\"row\">{}</th><td data-label=\"Waits\">{}</td><td data-label=\"For\" class=\"wide\">{}</td>\
          <td data-label=\"Transaction\">{}</td><td data-label=\"Does\" class=\"wide\">{}</td></tr>",
         Escaped(session),
-        span(waits),
+        span(*waits),
         Escaped(lock),
-        span(transaction),
+        span(*transaction),
         Escaped(does),
     )
 }
@@ -85,7 +85,7 @@ fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
 fn write_row(out: &mut String, row: &Row) -> fmt::Result {
     let Row { key, state, holder, fence, held, left, ttl, renewals, waiting, here, flaw, .. } = row;
     let here = if *here { " (this process)" } else { "" };
-    let (held, left_text) = (span(held), Span(*left));
+    let (held, left_text) = (span(*held), Span(*left));
     let (class, left) = match state {
         State::Held => (
             "held",
@@ -106,7 +106,7 @@ fn write_row(out: &mut String, row: &Row) -> fmt::Result {
 }
 
 /// A time that may be unknown.
-fn span(time: &Option<u64>) -> String {
+fn span(time: Option<u64>) -> String {
     time.map(|it| Span(it).to_string()).unwrap_or_default()
 }
 

@@ -169,7 +169,7 @@ mod tests {
                 ("innodb_flush_log_at_trx_commit", "1"),
                 ("wait_timeout", "28800"),
             ];
-            let settings = good.iter().chain(changes).map(|(name, value)| (name.to_string(), value.to_string()));
+            let settings = good.iter().chain(changes).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
             let found = harmful(&settings.collect());
             found.iter().map(|it| (it.level, it.check)).collect::<Vec<_>>()
         };
