@@ -209,6 +209,19 @@ on_every_database! {
         }
     }
 
+    async fn leases_of_several_keys_are_verified_together<S>(db: TestDb<S>) {
+        let (leases, operator) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
+        let both = leases.all(["a", "b"]).acquire().await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        both.verify(&mut tx).await.unwrap();
+        tx.rollback().await.unwrap();
+        operator.steal("b").await.unwrap().unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let refused = both.verify(&mut tx).await.unwrap_err();
+        assert!(refused.is_lost(), "{refused:?}");
+        tx.rollback().await.unwrap();
+    }
+
     async fn a_stolen_lease_is_lost_in_a_pool_whose_only_connection_has_the_transaction<S>(db: TestDb<S>) {
         let pool = db.pool_of(1).await;
         let leases = Leases::builder(pool.clone()).ttl(Duration::from_mins(10)).build().unwrap();

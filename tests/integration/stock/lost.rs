@@ -115,6 +115,56 @@ on_every_server! {
         assert_eq!(stock(&db).left().await.unwrap(), 998 - SUM, "taken once");
     }
 
+    // Longer than one attempt to find out takes.
+    async fn of_a_server_that_comes_back_the_outcome_is_known<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
+        proxy.hold_replies_to("sku:42");
+        drop(connection);
+        until_left(&db, 1000 - SUM).await;
+        proxy.stall(true);
+        proxy.reset();
+        sleep(MILLIS(3000)).await;
+        proxy.pass_replies();
+        proxy.stall(false);
+        each_took(takers, &AMOUNTS).await;
+        assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM, "taken once");
+    }
+
+    async fn a_batch_of_one_has_no_note_and_fails_at_once_when_its_answer_is_lost<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let (connection, mut takers) = batch::<S>(&pool, &[7]).await;
+        proxy.hold_replies_to("sku:42");
+        drop(connection);
+        until_left(&db, 993).await;
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_stock_batch").await, Some(0));
+        proxy.reset();
+        proxy.pass_replies();
+        let lost = takers.remove(0).await.unwrap().unwrap_err();
+        assert!(matches!(lost, Error::Database { fault: Fault::Unavailable, .. }), "{lost:?}");
+        assert_eq!(stock(&db).left().await.unwrap(), 993, "taken once");
+    }
+
+    async fn a_batch_whose_note_is_there_is_one_round_trip<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let mut costs = Vec::new();
+        for _ in 0..6 {
+            // A connection that goes back to its pool is pinged.
+            let before = proxy.round_trips() - proxy.pings();
+            one_batch::<S>(&pool).await;
+            sleep(MILLIS(30)).await;
+            costs.push(proxy.round_trips() - proxy.pings() - before);
+        }
+        // The first ones prepare the statements, and a message in two pieces looks like one round trip more.
+        assert_eq!(costs[2..].iter().min(), Some(&1), "{costs:?}");
+    }
+
     async fn of_a_server_that_stays_away_the_outcome_is_unknown<S>(db: TestDb<S>) {
         stock(&db).put(1000).await.unwrap();
         let proxy = Proxy::start(&db.url);

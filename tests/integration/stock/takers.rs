@@ -1,11 +1,13 @@
 //! Many takers at once.
 
-use lockkit::{Error, Wait};
-use support::{TestDb, on_every_database, on_every_server};
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use std::collections::HashSet;
 
-use super::{MILLIS, lock_a_segment, stock};
+use lockkit::{Error, Wait};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::{MILLIS, PATIENCE, lock_a_segment, stock};
 
 on_every_database! {
     async fn many_takers_of_different_amounts_never_get_more_than_there_is<S>(db: TestDb<S>) {
@@ -89,6 +91,16 @@ on_every_database! {
         db.assert_nothing_left().await;
     }
 
+    async fn takes_one_after_the_other_are_from_several_segments<S>(db: TestDb<S>) {
+        let stock = stock(&db);
+        stock.put(1000).await.unwrap();
+        let mut used = HashSet::new();
+        for _ in 0..20 {
+            used.extend(stock.take(1).await.unwrap().segments().map(|(segment, _)| segment));
+        }
+        assert!(used.len() > 1, "{used:?}");
+    }
+
     async fn a_wait_for_what_stays_locked_ends_and_takes_nothing<S>(db: TestDb<S>) {
         let stock = stock(&db);
         stock.put(20).await.unwrap();
@@ -139,5 +151,40 @@ on_every_server! {
         sleep(MILLIS(100)).await;
         tx.rollback().await.unwrap();
         assert_eq!(taker.await.unwrap().unwrap().amount(), 20);
+    }
+
+    async fn a_taker_waits_only_for_a_segment_that_has_enough<S>(db: TestDb<S>) {
+        let stock = stock(&db).segments(2);
+        stock.put(2).await.unwrap();
+        db.execute("UPDATE lockkit_stock SET quantity = 9 WHERE segment = 1").await;
+        let mut holders = Vec::new();
+        for segment in [0, 1] {
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            let lock = format!("UPDATE lockkit_stock SET quantity = quantity WHERE segment = {segment}");
+            S::execute(&mut tx, &lock).await.unwrap();
+            holders.push(tx);
+        }
+        let taker = tokio::spawn(async move { stock.take(5).await });
+        sleep(MILLIS(100)).await;
+        // The segment with one piece stays locked.
+        holders.pop().unwrap().rollback().await.unwrap();
+        let taken = timeout(PATIENCE / 2, taker).await.expect("it has what it waits for").unwrap().unwrap();
+        assert_eq!(taken.segments().collect::<Vec<_>>(), [(1, 5)]);
+        holders.pop().unwrap().rollback().await.unwrap();
+    }
+}
+
+on_databases! {
+    [sqlite]
+
+    async fn a_sold_out_stock_is_called_so_though_the_database_is_locked<S>(db: TestDb<S>) {
+        let stock = stock(&db).wait(Wait::Never);
+        stock.put(1).await.unwrap();
+        stock.take(1).await.unwrap();
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, "UPDATE lockkit_stock SET quantity = quantity").await.unwrap();
+        let refused = stock.take(1).await.unwrap_err();
+        assert!(matches!(refused, Error::SoldOut { wanted: 1, left: 0, .. }), "{refused:?}");
+        holder.rollback().await.unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Pieces that are taken within a transaction of the caller.
 
-use lockkit::{Error, NamedLock, Stock};
+use lockkit::{Error, NamedLock, Stock, Wait};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 
@@ -122,6 +122,23 @@ on_every_database! {
 }
 
 on_every_server! {
+    async fn a_transaction_passes_over_a_locked_segment_and_leaves_those_it_does_not_need_to_others<S>(db: TestDb<S>) {
+        let stock = stock(&db).wait(Wait::Never);
+        stock.put(100).await.unwrap();
+        // A segment has ten.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        stock.take_in(&mut *tx, 15).await.unwrap();
+        stock.take(10).await.expect("eight segments are unlocked and full");
+        tx.rollback().await.unwrap();
+
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, "UPDATE lockkit_stock SET quantity = quantity WHERE segment = 0").await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        stock.take_in(&mut *tx, 10).await.expect("other segments are unlocked and full");
+        tx.rollback().await.unwrap();
+        holder.rollback().await.unwrap();
+    }
+
     async fn a_stock_that_was_filled_after_a_transaction_first_read_is_not_called_sold_out<S>(db: TestDb<S>) {
         let stock = stock(&db);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
