@@ -1,6 +1,9 @@
 //! What tasks were told of stocks and rows, to compare it with what the server did.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use lockkit::{Error, Key, Taken};
 
@@ -13,6 +16,9 @@ use crate::{
 
 /// How long a row may rest, in microseconds, while a process without company writes it: less than a turn lasts.
 const REST: u64 = 220_000;
+
+/// How long an update may have run, in microseconds, for its turn not to have passed on: less than a turn lasts.
+const TURN: u64 = 240_000;
 
 /// By how much a call may outlast its bound in a calm run: a statement, and the backstop of a wait.
 const SLACK: Duration = Duration::from_millis(1200);
@@ -30,6 +36,8 @@ pub(crate) struct Books {
     /// The updates of each row that run, with the times at which they began, and when something last happened to it.
     updates: BTreeMap<i64, BTreeMap<u64, u64>>,
     last_use: BTreeMap<i64, u64>,
+    /// The updates of a row by a process that are in a further attempt.
+    repeated: BTreeMap<(usize, i64), BTreeSet<u64>>,
     /// Whether processes are stopped, and so may be late.
     is_stopped: bool,
     /// Whether one process writes each row, and nothing fails.
@@ -127,25 +135,22 @@ impl World {
         number
     }
 
-    /// An update has returned after this long, or was dropped.
-    pub(crate) fn has_updated(
-        &mut self,
-        process: usize,
-        number: u64,
-        update: &Update,
-        result: Option<(&Result<(), Error>, Duration)>,
-    ) {
+    /// An update has returned, or was dropped.
+    pub(crate) fn has_updated(&mut self, number: u64, update: &Update, result: Option<&Result<(), Error>>) {
         for row in &update.rows {
             self.books.updates.entry(*row).or_default().remove(&number);
             let told = self.books.rows.entry(*row).or_default();
             match result {
-                Some((Ok(()), _)) => told.put += 1,
-                Some((Err(err), _)) if !update.may_have_written(err) => {}
+                Some(Ok(())) => told.put += 1,
+                Some(Err(err)) if !update.may_have_written(err) => {}
                 _ => told.unknown_put += 1,
             }
         }
-        let Some((result, took)) = result else { return };
-        self.counts.updates += u64::from(result.is_ok());
+        self.counts.updates += u64::from(result.is_some_and(Result::is_ok));
+    }
+
+    /// The retry of an update has returned after this long.
+    pub(crate) fn retried(&mut self, process: usize, update: &Update, result: &Result<(), Error>, took: Duration) {
         let deadline = Duration::from_millis(update.deadline);
         let waits_for_commit = if update.in_tx { COMMIT_LIMIT } else { Duration::ZERO };
         let limit = deadline + if self.judge.is_calm { SLACK } else { waits_for_commit + SLACK };
@@ -161,21 +166,43 @@ impl World {
     }
 
     /// An attempt of an update begins, as the retry counts it and as the task does.
-    pub(crate) fn attempts(&mut self, update: &Update, number: u32, count: u32) {
+    pub(crate) fn attempts(&mut self, process: usize, number: u64, update: &Update, nth: u32, count: u32) {
         // One that stands back is not counted, and there is one at most.
-        if number > update.attempts || count > update.attempts + 1 {
+        if nth > update.attempts || count > update.attempts + 1 {
             let most = update.attempts;
-            self.violation(format!("attempt {number} of {most} at an update, the {count}. call"));
+            self.violation(format!("attempt {nth} of {most} at an update, the {count}. call"));
+        }
+        // Its first attempt takes no turn until it reads.
+        let [row] = *update.rows else { return };
+        if count == 1 || self.books.is_stopped {
+            return;
+        }
+        let now = self.time_of(process);
+        let repeated = self.books.repeated.entry((process, row)).or_default();
+        let began = self.books.updates.get(&row);
+        // A turn that has lasted too long passes on.
+        let has_turn = |it: &u64| began.and_then(|all| all.get(it)).is_some_and(|began| now < began + TURN);
+        let is_alone = !repeated.iter().any(has_turn);
+        repeated.insert(number);
+        if !is_alone {
+            self.violation(format!("two tasks of p{process} write row {row} at once, after conflicts"));
+        }
+    }
+
+    /// An attempt of an update has ended.
+    pub(crate) fn attempted(&mut self, process: usize, number: u64, update: &Update) {
+        for row in &update.rows {
+            self.books.repeated.entry((process, *row)).or_default().remove(&number);
         }
     }
 
     /// The server has executed a query, and its caller gets the answer or not.
     pub(crate) fn queried(&mut self, query: &Query, answer: &Answer, is_answered: bool) {
-        match (query, answer) {
-            (Query::Save { .. }, Answer::Saved(false)) => self.counts.conflicts += 1,
-            (Query::TakeBatch { .. }, Answer::Portion(Some(_))) if !is_answered => self.counts.unanswered[0] += 1,
-            (Query::Commit, Answer::Done) if !is_answered => self.counts.unanswered[1] += 1,
-            _ => {}
+        if let (Query::Save { .. }, Answer::Saved(false)) = (query, answer) {
+            self.counts.conflicts += 1;
+        }
+        if !is_answered {
+            self.counts.has_lost(query, answer);
         }
         for (key, least) in self.books.takers.values_mut() {
             *least = (*least).min(self.store.tables.left(key));

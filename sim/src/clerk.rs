@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     marker::PhantomData,
-    sync::atomic::{AtomicI64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -83,7 +86,7 @@ impl Clerk {
 
     pub(crate) async fn does(&self, deal: Deal) {
         match deal {
-            Deal::Put { stock, amount } => self.puts(stock, amount).await,
+            Deal::Put { stock, amount, segments } => self.puts(stock, amount, segments).await,
             Deal::Takes { stock, takers } => {
                 let mut calls = JoinSet::new();
                 for taker in takers {
@@ -95,8 +98,8 @@ impl Clerk {
             Deal::Order { stock, amounts, pause, commits, dropped } => {
                 dropped_after(dropped, self.orders(stock, amounts, pause, commits)).await;
             }
-            Deal::Rebalance { stock } => {
-                if let Err(err) = self.stock(stock).rebalance().await {
+            Deal::Rebalance { stock, segments } => {
+                if let Err(err) = self.stock(stock).segments(segments).rebalance().await {
                     self.fails("could not rebalance", &err);
                 }
             }
@@ -104,8 +107,8 @@ impl Clerk {
         }
     }
 
-    async fn puts(&self, stock: u32, amount: u64) {
-        let stock = self.stock(stock);
+    async fn puts(&self, stock: u32, amount: u64, segments: u32) {
+        let stock = self.stock(stock).segments(segments);
         let pending = Pending::new(&self.world, |world, put| world.has_put(stock.key(), amount, put));
         let put = stock.put(amount).await;
         self.log(|| format!("puts {amount} into `{}`: {put:?}", stock.key()));
@@ -184,29 +187,42 @@ impl Clerk {
 
     async fn updates(&self, update: Update) {
         let (number, began) = (self.world.lock().updates(self.process, &update.rows), Instant::now());
-        let pending = Pending::new(&self.world, |world, updated: Option<&Result<()>>| {
-            let updated = updated.map(|it| (it, began.elapsed()));
-            world.has_updated(self.process, number, &update, updated);
-        });
-        let mut count = 0;
+        let pending = Pending::new(&self.world, |world, updated| world.has_updated(number, &update, updated));
+        let (mut count, unanswered) = (0, Mutex::new(None));
         let policy = RetryPolicy::new().attempts(update.attempts).deadline(ms(update.deadline));
         let updating = policy.retry(|attempt| {
             count += 1;
-            self.world.lock().attempts(&update, attempt, count);
+            self.world.lock().attempts(self.process, number, &update, attempt, count);
             self.log(|| format!("tries to update {:?}, attempt {attempt}", update.rows));
-            self.tries(&update)
-        });
-        let updated = dropped_after(update.dropped, updating).await;
-        self.log(|| format!("updates {:?}: {updated:?}", update.rows));
-        if let Some(updated) = updated {
-            pending.is(&updated);
-            if let (Err(err), true) = (updated, self.is_at_rest) {
-                self.fails("could not update a row", &err);
+            let ends = Ends(|| self.world.lock().attempted(self.process, number, &update));
+            let attempt = self.tries(&update, &unanswered);
+            async {
+                let _ends = ends;
+                attempt.await
             }
+        });
+        let Some(mut updated) = dropped_after(update.dropped, updating).await else {
+            return self.log(|| format!("drops its update of {:?}", update.rows));
+        };
+        self.log(|| format!("updates {:?}: {updated:?}", update.rows));
+        self.world.lock().retried(self.process, &update, &updated, began.elapsed());
+        // The struct has the version from before the commit: it can only be saved if that was not executed.
+        let counter = unanswered.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let (Err(Error::OutcomeUnknown { .. }), Some(mut counter)) = (&updated, counter) {
+            let saved: Option<Result<()>> = dropped_after(Some(2000), counter.save(&self.pool)).await;
+            self.log(|| format!("saves {counter:?} again: {saved:?}"));
+            if let Some(Ok(())) = saved {
+                updated = Ok(());
+            }
+        }
+        pending.is(&updated);
+        if let (Err(err), true) = (updated, self.is_at_rest) {
+            self.fails("could not update a row", &err);
         }
     }
 
-    async fn tries(&self, update: &Update) -> Result<()> {
+    /// An attempt. Keeps the struct if the commit was not answered.
+    async fn tries(&self, update: &Update, unanswered: &Mutex<Option<Counter>>) -> Result<()> {
         let [row, others @ ..] = &*update.rows else { return Ok(()) };
         if !update.in_tx {
             let mut counter = Counter::load(&self.pool, self.realm, *row).await?;
@@ -227,7 +243,11 @@ impl Clerk {
             other.value += 1;
             saved = saved.and(other.save(&mut tx).await?);
         }
-        saved.commit(tx).await
+        let committed = saved.commit(tx).await;
+        if let (Err(Error::OutcomeUnknown { .. }), None) = (&committed, other) {
+            *unanswered.lock().unwrap_or_else(PoisonError::into_inner) = Some(counter);
+        }
+        committed
     }
 
     /// What is left of the work of the process: rows that tasks take turns to write, and connections in use.
@@ -246,7 +266,7 @@ impl Clerk {
     pub(crate) async fn probes(mut self) {
         self.is_at_rest = true;
         for number in trade::stocks() {
-            self.puts(number, 2).await;
+            self.puts(number, 2, self.segments).await;
             self.takes(number, Taker { pause: 0, amount: 2, wait: 10_000, dropped: None }).await;
         }
         for row in trade::rows() {
@@ -289,5 +309,14 @@ impl<T, F: FnMut(&mut World, Option<&Result<T>>)> Drop for Pending<T, F> {
         if !self.is_over {
             (self.tell)(&mut self.world.lock(), None);
         }
+    }
+}
+
+/// Does this when it is dropped.
+struct Ends<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Ends<F> {
+    fn drop(&mut self) {
+        self.0();
     }
 }

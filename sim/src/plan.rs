@@ -619,7 +619,8 @@ fn body(random: &mut Rng, mix: Mixture) -> Body {
 
 fn faults(random: &mut Rng, profile: Profile, mix: Mixture, settings: Settings, count: usize) -> Vec<(u64, Fault)> {
     let ttl = settings.ttl;
-    let horizon = 200 + 6 * (mix.longest_hold + 80);
+    // While the tasks work.
+    let horizon = if settings.kind == Kind::Stock { 400 } else { 200 + 6 * (mix.longest_hold + 80) };
     let mut faults = Vec::new();
     for process in 0..count {
         if matches!(profile, Profile::Net | Profile::Drift | Profile::Back) || profile == Profile::Mix && random.bool()

@@ -26,7 +26,7 @@ use crate::{
     plan::{Fault, Link, Op, Plan, Settings},
     sessions::{SessionId, Sessions},
     store::{Reply, Request, Store, TxId},
-    tables::{Query, Refusal},
+    tables::{Answer, Query, Refusal},
 };
 
 /// How long the server keeps a transaction in which nothing is sent.
@@ -161,6 +161,15 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The answer to this query does not reach its caller.
+    pub(crate) fn has_lost(&mut self, query: &Query, answer: &Answer) {
+        match (query, answer) {
+            (Query::TakeBatch { .. }, Answer::Portion(Some(_))) => self.unanswered[0] += 1,
+            (Query::Commit, Answer::Done) => self.unanswered[1] += 1,
+            _ => {}
+        }
+    }
+
     /// Adds those of another run.
     pub fn add(&mut self, other: &Self) {
         let Self { calls, lost, leases, handed_over, commits, losses, doubles, takes, updates, conflicts, unanswered } =
@@ -509,7 +518,10 @@ impl World {
         let conn = if let Request::Query(conn, _) = request { Some(conn) } else { None };
         // The statements of a connection are executed one after the other.
         let is_behind = conn.is_some_and(|it| self.waits_on(it).is_some_and(|first| first != call));
-        let executed = if is_behind { None } else { self.store.execute(&request, self.now) };
+        let mut executed = if is_behind { None } else { self.store.execute(&request, self.now) };
+        if executed.is_some() && self.is_resent(process, &request) {
+            executed = self.store.execute(&request, self.now);
+        }
         let Some(reply) = executed else {
             if !self.blocked.contains(&call) {
                 self.log("store", || format!("blocks #{call}"));
@@ -544,6 +556,14 @@ impl World {
         if let Request::Commit(..) | Request::RollBack(_) | Request::Query(..) = request {
             self.unblock();
         }
+    }
+
+    /// Whether a proxy lost the answer to a statement of lockkit that proves what it did, and sends it again. It answers
+    /// with the second answer.
+    fn is_resent(&mut self, process: usize, request: &Request) -> bool {
+        let proves = matches!(request, Request::Query(_, Query::TakeBatch { .. }));
+        let repeated = self.places[process].link.repeated;
+        proves && repeated > 0.0 && self.random.f64() < repeated
     }
 
     /// The call that waits on this connection of a pool.
@@ -753,6 +773,17 @@ impl World {
         for process in 0..self.places.len() {
             if !self.places[process].is_stopped {
                 self.breaks_connection(process, None);
+            }
+        }
+        // A server that ends may say so instead of sending the answer to what it has executed.
+        for it in self.calls.values_mut() {
+            if let (Request::Query(_, query), Outcome::Answered, Some(reply)) = (&it.request, it.outcome, &mut it.reply)
+                && self.random.bool()
+            {
+                if let Reply::Query(answer) = reply {
+                    self.counts.has_lost(query, answer);
+                }
+                *reply = Reply::Query(Answer::Refused(Refusal::Gone));
             }
         }
         let broken: Vec<_> = self.calls.iter().filter(|(_, it)| it.reply.is_none()).map(|(call, _)| *call).collect();
