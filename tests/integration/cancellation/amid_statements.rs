@@ -196,5 +196,11 @@ on_databases! { [mariadb, mysql]
         drop(tx);
         assert_eq!(id().await, before);
         holder.rollback().await.unwrap();
+
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        let refused = Stock::new(pool.clone(), "k").take_in(&mut tx, 1).await;
+        assert!(matches!(refused, Err(Error::SoldOut { .. })), "{refused:?}");
+        drop(tx);
+        assert_eq!(id().await, before);
     }
 }

@@ -2,7 +2,7 @@
 
 use lockkit::{Error, Fault, Stock};
 use sqlx::{Pool, pool::PoolConnection};
-use support::{Backend, Proxy, Server, TestDb, on_every_server};
+use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_server};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
@@ -240,5 +240,30 @@ on_every_server! {
         one_batch::<S>(&another).await;
         assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_stock_batch WHERE used_us > 1").await, Some(1));
         assert_eq!(db.fetch_i64(notes).await, Some(1), "the old note is gone");
+    }
+}
+
+on_databases! { [postgres]
+    async fn a_batch_whose_answer_cannot_be_read_is_known_to_have_been_executed<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        proxy.replace("SELECT segment, takers FROM taken", "SELECT segment, NULL   FROM taken");
+        let pool = narrow::<S>(proxy.url()).await;
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
+        drop(connection);
+        each_took(takers, &AMOUNTS).await;
+        assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM, "taken once");
+    }
+
+    async fn takers_go_on_alone_where_their_note_cannot_be_read<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        db.execute("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$").await;
+        let refuses = "BEFORE INSERT ON lockkit_stock_batch FOR EACH ROW EXECUTE FUNCTION nothing()";
+        db.execute(&format!("CREATE TRIGGER refuses {refuses}")).await;
+        let pool = narrow::<S>(&db.url).await;
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
+        drop(connection);
+        timeout(PATIENCE, each_took(takers, &AMOUNTS)).await.expect("they take");
+        assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM);
     }
 }
