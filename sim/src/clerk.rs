@@ -103,7 +103,7 @@ impl Clerk {
                     self.fails("could not rebalance", &err);
                 }
             }
-            Deal::Update(update) => self.updates(update).await,
+            Deal::Update(update) => Box::pin(self.updates(update)).await,
         }
     }
 
