@@ -129,9 +129,8 @@ on_databases! { [postgres]
         .await;
         for (prefix, lines, note) in [("", 10_000, true), ("order:99", 111, false)] {
             let shown = output(lockkit(&url(&db.url), &["ls", "--json", prefix])).await;
-            let said = String::from_utf8(shown.stderr).expect("UTF-8");
-            let listed = shown.stdout.iter().filter(|it| **it == b'\n').count();
-            assert_eq!((listed, said.contains("give a PREFIX")), (lines, note), "{said}");
+            let [listed, said] = [shown.stdout, shown.stderr].map(|it| String::from_utf8(it).expect("UTF-8"));
+            assert_eq!((listed.lines().count(), said.contains("give a PREFIX")), (lines, note), "{said}");
         }
     }
 }
