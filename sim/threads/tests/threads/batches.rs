@@ -48,6 +48,7 @@ fn a_slow_claim_that_moves_to_a_task_is_answered() {
         others_run().await;
         // It has taken 50 ms now. It moves to a task while its answer arrives.
         advance(SECOND / 40);
+        yield_now().await;
         faults.resume();
         process.uses(&claiming.await.unwrap().unwrap()).await;
         process.ends().await;

@@ -25,7 +25,9 @@ pub fn advance(by: Duration) {
     _ = pin!(original::time::advance(by)).poll(&mut Context::from_waker(Waker::noop()));
     let now = Instant::now();
     let due = SLEEPING.with_borrow_mut(|it| it.extract_if(.., |(until, _)| *until <= now).collect::<Vec<_>>());
-    due.into_iter().for_each(|(_, waker)| waker.wake());
+    for (_, waker) in due {
+        waker.wake();
+    }
 }
 
 /// Calls `run` with a clock that stands still, and forgets what sleeps.
@@ -68,6 +70,9 @@ impl Future for Sleep {
 }
 
 /// As in Tokio.
+///
+/// # Errors
+/// The deadline has passed.
 pub async fn timeout_at<T>(deadline: Instant, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     original::select! {
         biased;
