@@ -558,8 +558,8 @@ impl World {
         }
     }
 
-    /// Whether a proxy lost the answer to a statement of lockkit that proves what it did, and sends it again. It answers
-    /// with the second answer.
+    /// Whether a proxy lost the answer to a statement of lockkit that proves what it did, and sends it again. The proxy
+    /// answers with the second answer.
     fn is_resent(&mut self, process: usize, request: &Request) -> bool {
         let proves = matches!(request, Request::Query(_, Query::TakeBatch { .. }));
         let repeated = self.places[process].link.repeated;
