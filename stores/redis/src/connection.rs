@@ -121,7 +121,8 @@ impl Socket {
         let mut was_sent = false;
         let answer = {
             let mut request = pin!(conn.req_packed_command(cmd));
-            // The client refuses at its first poll, if the task that drives the connection has ended.
+            // The client refuses at its first poll, if the task that drives the connection has ended. That task has a
+            // thread of its own, so a poll that is slow may also find the answer.
             let request = poll_fn(|context| {
                 let answer = request.as_mut().poll(context);
                 was_sent |= answer.is_pending();
@@ -138,6 +139,7 @@ impl Socket {
                 (Ok(value), true)
             }
             Ok(Err(err)) => {
+                was_sent |= !err.is_io_error();
                 let failure = Failure::from(err);
                 if !failure.ends_connection() {
                     self.state.answered();

@@ -157,6 +157,8 @@ impl Failure {
             Self::Silent(_) | Self::Quarantined(_) | Self::NoThread(_) | Self::Panicked | Self::NoQuorum { .. } => {
                 Fault::Unavailable
             }
+            // What a server that became a replica answers on a new connection.
+            Self::Unfit(Unfit::Replica) => Fault::ReadOnly,
             Self::Foreign(_) | Self::Unfit(_) | Self::Unexpected(_) | Self::TooLong { .. } => Fault::Other,
         }
     }

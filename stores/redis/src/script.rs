@@ -1,16 +1,21 @@
 //! The scripts: one for each operation, so that each is atomic and takes one round trip.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use redis::{Cmd, Script, Value};
 
 use crate::{claim::SPARE, connection::Connection, error::Failure, layout::Layout};
 
 /// One script, as the server knows it.
-#[derive(Debug)]
 pub(crate) struct Text {
     code: String,
     hash: String,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Text({})", self.hash)
+    }
 }
 
 /// The scripts of a layout.
