@@ -20,6 +20,7 @@ mod stage;
 mod strace;
 mod worker;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -44,6 +45,12 @@ struct Args {
 enum Form {
     /// The same work by hand, by lockkit and by the libraries that are installed.
     Compare(CompareArgs),
+    /// Draws the plots of results again, and measures nothing.
+    Draw {
+        /// The folders of the results
+        #[arg(required = true, value_name = "DIR")]
+        folders: Vec<PathBuf>,
+    },
     /// Plants a bug of each kind, and fails if an oracle does not see it.
     Selfcheck,
     /// One worker process; the conductor starts it.
@@ -56,6 +63,10 @@ fn main() -> Result<ExitCode> {
     match args.form {
         None => conduct(rounds::run(args.run)),
         Some(Form::Compare(compare)) => conduct(rounds::compare(compare)),
+        Some(Form::Draw { folders }) => {
+            folders.iter().try_for_each(|it| report::draw(it))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Some(Form::Selfcheck) => conduct(selfcheck::run()),
         Some(Form::Worker) => {
             tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(worker::run())?;

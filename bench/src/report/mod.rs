@@ -2,6 +2,7 @@
 
 mod header;
 mod plot;
+mod rows;
 mod table;
 
 use std::fs;
@@ -12,6 +13,9 @@ use anyhow::{Context, Result};
 pub(crate) use self::header::Header;
 use crate::lines::Line;
 use crate::strace;
+
+/// The file of the samples, in a folder of results.
+const ROWS: &str = "results.csv";
 
 /// Prints the lines of one setting.
 pub(crate) fn print(lines: &[Line]) {
@@ -35,63 +39,10 @@ pub(crate) fn write(out: &Path, header: &Header, lines: &[Line]) -> Result<()> {
         text.extend(["\n![", title, "](", file, ")\n"]);
     }
     fs::write(out.join("results.md"), text)?;
-    write_csv(&out.join("results.csv"), lines)
+    rows::write(&out.join(ROWS), lines)
 }
 
-/// One row for each sample.
-fn write_csv(path: &Path, lines: &[Line]) -> Result<()> {
-    let mut csv = csv::Writer::from_path(path)?;
-    csv.write_record([
-        "scenario",
-        "database",
-        "tasks",
-        "processes",
-        "keys",
-        "hold_ms",
-        "rows",
-        "contender",
-        "round",
-        "rate",
-        "ratio",
-        "p50_ms",
-        "p99_ms",
-        "max_ms",
-        "statements",
-        "cpu_us",
-        "attempts",
-        "least_share",
-        "greatest_share",
-        "refused",
-        "violations",
-    ])?;
-    let optional = |number: Option<f64>| number.map(|it| it.to_string()).unwrap_or_default();
-    for line in lines {
-        let setting = line.setting;
-        for (round, sample) in line.samples.iter().enumerate() {
-            csv.write_record([
-                setting.scenario.name(),
-                setting.database.name().to_owned(),
-                setting.tasks.to_string(),
-                setting.processes.to_string(),
-                setting.keys.to_string(),
-                setting.hold_ms.to_string(),
-                setting.rows.to_string(),
-                line.contender.clone(),
-                round.to_string(),
-                sample.rate.to_string(),
-                optional(line.ratios.get(round).copied()),
-                sample.p50_ms.to_string(),
-                sample.p99_ms.to_string(),
-                sample.max_ms.to_string(),
-                optional(sample.statements),
-                sample.cpu_us.to_string(),
-                optional(sample.attempts),
-                sample.least_share.to_string(),
-                sample.greatest_share.to_string(),
-                sample.refused.to_string(),
-                sample.violations.join("; "),
-            ])?;
-        }
-    }
-    Ok(csv.flush()?)
+/// Draws the plots of a folder again, from its samples. Their names and titles are in its text, which stays.
+pub(crate) fn draw(out: &Path) -> Result<()> {
+    plot::all(out, &rows::read(&out.join(ROWS))?).map(drop)
 }

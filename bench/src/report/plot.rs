@@ -33,6 +33,11 @@ const WIDTH: u32 = 720;
 const TITLE: u32 = 25;
 const LABEL: u32 = 20;
 
+/// The width of a letter of a label, at most on average.
+const LETTER: f64 = 10.2;
+
+const MARGIN: u32 = 12;
+
 /// A number of a sample.
 type Number = fn(&Sample) -> f64;
 
@@ -348,8 +353,11 @@ fn rates(path: &Path, title: &str, mut bars: Vec<Bar>, line: Option<f64>) -> Res
     root.draw(&Text::new(title.to_owned(), (16, 14), bold))?;
     let right = bars.iter().map(|it| it.1.greatest).fold(0.01, f64::max) * 1.25;
     let count = f64::from(u32::try_from(bars.len())?);
+    let longest = bars.iter().map(|it| it.0.chars().count()).max().unwrap_or_default();
+    let share = (f64::from(u32::try_from(longest)?) * LETTER / f64::from(WIDTH - 2 * MARGIN)).min(0.6);
+    let left = right * share / (1.0 - share);
     let mut chart =
-        ChartBuilder::on(&root).margin(12).margin_top(54).build_cartesian_2d(-right * 0.72..right, 0.0..count)?;
+        ChartBuilder::on(&root).margin(MARGIN).margin_top(54).build_cartesian_2d(-left..right, 0.0..count)?;
     if let Some(at) = line {
         chart.draw_series([PathElement::new([(at, 0.0), (at, count)], BLACK.mix(0.35).stroke_width(2))])?;
     }
@@ -363,9 +371,9 @@ fn rates(path: &Path, title: &str, mut bars: Vec<Bar>, line: Option<f64>) -> Res
         for end in [least, greatest] {
             chart.draw_series([PathElement::new([(end, middle - 0.14), (end, middle + 0.14)], whisker)])?;
         }
-        let left = black().pos(Pos::new(HPos::Right, VPos::Center));
-        chart.draw_series([Text::new(name, (-right * 0.01, middle), left)])?;
-        let label = if median >= 100.0 { short(median) } else { format!("{median:.2}") };
+        let before = black().pos(Pos::new(HPos::Right, VPos::Center));
+        chart.draw_series([Text::new(name, (-right * 0.01, middle), before)])?;
+        let label = if line.is_some() && median < 100.0 { format!("{median:.2}") } else { short(median) };
         let after = black().pos(Pos::new(HPos::Left, VPos::Center));
         chart.draw_series([Text::new(label, (greatest + right * 0.015, middle), after)])?;
         middle -= 1.0;
