@@ -50,11 +50,12 @@ pub(super) fn fences_of_grants(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Two intervals of one key that overlap. O(n log n).
+/// Two intervals of one key that overlap. O(n log n). One that was over when its holder heard of the grant, because it
+/// was stopped before, is none.
 fn overlaps<'a>(oracle: &'static str, sections: impl Iterator<Item = (&'a Section, u64)>) -> Vec<Violation> {
     let mut keys: BTreeMap<&str, Vec<(u64, u64, &Section)>> = BTreeMap::new();
     for (section, end) in sections {
-        for (key, _, granted) in &section.granted {
+        for (key, _, granted) in section.granted.iter().filter(|it| it.2 < end) {
             keys.entry(key).or_default().push((*granted, end, section));
         }
     }
@@ -108,6 +109,9 @@ mod tests {
         let mut history = clean();
         history.sections[0].believed_until = history.sections[1].granted[0].2 + 1;
         assert_eq!(of_beliefs(&history).len(), 1);
+        // The other one was stopped, and heard of its grant after the end of its trust.
+        history.sections[1].believed_until = history.sections[1].granted[0].2;
+        assert_eq!(of_beliefs(&history), []);
     }
 
     #[test]
