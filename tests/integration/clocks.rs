@@ -8,8 +8,7 @@ use lockkit::{
     store::{Acquired, Answer, Claim, LeaseRecord, Previous, Renewal, Token},
 };
 use sqlx::pool::PoolOptions;
-use support::{Backend, Proxy, Server, TestDb, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{Backend, JoinSet, Proxy, Server, TestDb, on_every_database, on_every_server};
 use tokio::time::{Instant, sleep};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkit::{Error, Leases, LossReason, RetryPolicy, dialect::LeaseOps, with_lock};
-use support::{Proxy, Server, TestDb, on_every_database, on_every_server};
+use support::{Proxy, Server, TestDb, on_every_database, on_every_server, spawn};
 use tokio::time::{sleep, timeout};
 
 const TTL: Duration = Duration::from_millis(900);
@@ -119,7 +119,7 @@ on_every_server! {
         let first = lease.share();
         let second = lockkit::begin(&db.pool).await.unwrap();
         let tx = ready_to_commit::<S>(&proxy, &pool).await.unwrap();
-        let first = tokio::spawn(async move { first.commit(tx).await });
+        let first = spawn(async move { first.commit(tx).await });
         until_committed(&db).await;
         let lost = lease.commit(second).await.unwrap_err();
         assert!(matches!(lost, Error::Lost { reason: LossReason::Released, .. }), "{lost:?}");

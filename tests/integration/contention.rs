@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use lockkit::{Error, Fault, Lease, Leases};
 use sqlx::Pool;
 use support::draws::{Draws, Stock, Strategy, Tally};
-use support::{Backend, Server, TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{Backend, JoinSet, Server, TestDb, on_every_database};
 use tokio::time::sleep;
 
 const TASKS: u64 = 64;

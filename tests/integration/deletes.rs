@@ -2,7 +2,7 @@
 
 use lockkit::{Error, Version, VersionedRow, VersionedStruct};
 use sqlx::Connection;
-use support::{Server, TestDb, on_every_database};
+use support::{JoinSet, Server, TestDb, on_every_database};
 
 #[derive(Debug, Clone, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key("shop", "id"))]
@@ -142,7 +142,7 @@ on_every_database! {
     async fn of_many_deletes_and_saves_at_the_same_time_one_wins<S>(db: TestDb<S>) {
         items(&db).await;
         let item = Item::load(&db.pool, "a", 1).await.unwrap();
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for task in 0..12 {
             let (pool, mut item) = (db.pool.clone(), item.clone());
             tasks.spawn(async move {

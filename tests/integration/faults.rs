@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Fault, NamedLock, RowLock, SessionLock, VersionedRow};
-use support::{Server, TestDb, on_databases, on_every_server};
+use support::{Server, TestDb, on_databases, on_every_server, spawn};
 
 on_every_server! {
     async fn a_code_of_the_server_has_its_fault<S>(db: TestDb<S>) {
@@ -78,7 +78,7 @@ on_every_server! {
         for round in 0..20 {
             let holder = SessionLock::new("k").acquire(&db.pool).await.unwrap();
             let pool = db.pool.clone();
-            let waiter = tokio::spawn(async move {
+            let waiter = spawn(async move {
                 SessionLock::new("k").wait(Duration::from_secs(30)).acquire(&pool).await
             });
             let id = waiting_session::<S>(&mut other, &waiter).await;

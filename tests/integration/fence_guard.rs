@@ -9,8 +9,7 @@ use lockkit::testing::MemoryStore;
 use lockkit::{Error, Fence, Leases, begin, forget_fences, guard, with_lock};
 use sqlx::pool::PoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
-use support::{Cluster, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{Cluster, JoinSet, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 use tokio::time::{sleep, timeout};
 
 const DOMAIN: &str = "redis:prod";
@@ -331,7 +330,7 @@ on_every_server! {
             let mut one = begin(&db.pool).await.unwrap();
             guard(&mut *one, DOMAIN, "k", fence(first)).await.unwrap();
             let pool = db.pool.clone();
-            let mut other = tokio::spawn(async move {
+            let mut other = spawn(async move {
                 let mut two = begin(&pool).await.unwrap();
                 let guarded = guard(&mut *two, DOMAIN, "k", fence(second)).await;
                 two.rollback().await.unwrap();
@@ -387,7 +386,7 @@ on_every_server! {
                 let mut before = begin(&db.pool).await.unwrap();
                 guard(&mut *before, DOMAIN, "k", fence(5)).await.unwrap();
                 let pool = db.pool.clone();
-                let heir = tokio::spawn(async move {
+                let heir = spawn(async move {
                     let mut conn = pool.acquire().await.unwrap();
                     let set = if S::NAME == "PostgreSQL" {
                         "SESSION CHARACTERISTICS AS TRANSACTION"

@@ -12,8 +12,8 @@ use std::{
 
 use lockkit::{Answered, Error, Fence, Idempotent, Leases, RetryPolicy, Tx, idempotent::Attempt, is_retryable};
 use sqlx::{Connection, MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
-use support::{Cluster, Galera, Proxy, Server, TestDb, assert_answers_cost, on_databases};
-use tokio::{task::JoinSet, time::Instant};
+use support::{Cluster, Galera, JoinSet, Proxy, Server, TestDb, assert_answers_cost, on_databases};
+use tokio::time::Instant;
 
 /// How many clients each node has.
 const CLIENTS: u64 = 6;

@@ -12,10 +12,10 @@ use std::{
 };
 
 use lockkit::{Error, Fence, Lease, Leases, Released, store::LeaseStore};
-use support::{Server, TestDb, on_every_database, on_every_server};
+use support::{JoinSet, Server, TestDb, on_every_database, on_every_server, spawn};
 use tokio::{
     sync::oneshot,
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
@@ -25,7 +25,7 @@ const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 async fn waiting<S: LeaseStore>(leases: &Leases<S>) -> JoinHandle<Lease<S>> {
     let request = leases.lease("k").wait(Duration::from_secs(60));
     let (joined, has_joined) = oneshot::channel();
-    let waiting = tokio::spawn(async move {
+    let waiting = spawn(async move {
         let mut acquiring = pin!(request.acquire());
         let first = poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context))).await;
         assert!(first.is_pending());
@@ -233,7 +233,7 @@ on_every_server! {
         let next = waiting(&leases).await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         first.verify(&mut tx).await.unwrap();
-        let releasing = tokio::spawn(first.release());
+        let releasing = spawn(first.release());
         sleep(MILLIS(300)).await;
         assert!(!next.is_finished(), "the next one holds it while the transaction of the first is open");
         tx.commit().await.unwrap();

@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, RowLock, store::Answer};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::{
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use support::{JoinSet, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
+use tokio::time::{sleep, timeout};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -364,7 +361,7 @@ on_databases! { [postgres]
         let waiter = Leases::builder(db.pool_of(2).await).listen().build().unwrap();
         for round in 0..3 {
             let lease = holder.lease("k").acquire().await.unwrap();
-            let waiting = tokio::spawn(waiter.lease("k").wait(Duration::from_secs(20)).acquire());
+            let waiting = spawn(waiter.lease("k").wait(Duration::from_secs(20)).acquire());
             while db.fetch_i64(WAITERS_LOCKS).await != Some(1) {
                 sleep(MILLIS(5)).await;
             }
@@ -384,7 +381,7 @@ on_databases! { [postgres]
         let holder = Leases::new(db.pool.clone());
         let waiter = Leases::builder(db.pool_of(2).await).listen().build().unwrap();
         let lease = holder.lease("b").acquire().await.unwrap();
-        let waiting = tokio::spawn(waiter.all(["a", "b"]).wait(Duration::from_secs(20)).acquire());
+        let waiting = spawn(waiter.all(["a", "b"]).wait(Duration::from_secs(20)).acquire());
         // It listens for both keys.
         while db.fetch_i64(WAITERS_LOCKS).await != Some(2) {
             sleep(MILLIS(5)).await;
@@ -401,7 +398,7 @@ on_databases! { [postgres]
 
         let lease = leases.lease("k").acquire().await.unwrap();
         let listening = Leases::builder(db.pool.clone()).listen().build().unwrap();
-        let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
+        let waiting = spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
         while db.fetch_i64(WAITERS_LOCKS).await != Some(1) {
             sleep(MILLIS(5)).await;
         }

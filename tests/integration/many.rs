@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use lockkit::{Error, LeaseStore, Leases, Released};
-use support::{Server, TestDb, on_every_database, refusal};
-use tokio::task::JoinSet;
+use support::{JoinSet, Server, TestDb, on_every_database, refusal, spawn};
 use tokio::time::sleep;
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -49,7 +48,7 @@ on_every_database! {
         assert_eq!(holder.as_lease().unwrap().fence, named.fence());
 
         // One that another process releases. The lease is an ordinary one.
-        let waiting = tokio::spawn(here.any(jobs).wait(Duration::from_secs(60)).acquire());
+        let waiting = spawn(here.any(jobs).wait(Duration::from_secs(60)).acquire());
         sleep(MILLIS(100)).await;
         held.remove(0).release().await.unwrap();
         let lease = waiting.await.unwrap().unwrap();
@@ -194,7 +193,7 @@ on_every_database! {
     async fn a_writer_that_waits_keeps_new_readers_out<S>(db: TestDb<S>) {
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
         let reader = here.rw("k").read().acquire().await.unwrap();
-        let writing = tokio::spawn(there.rw("k").write().wait(Duration::from_secs(30)).acquire());
+        let writing = spawn(there.rw("k").write().wait(Duration::from_secs(30)).acquire());
         while here.show("k/writer").await.unwrap().is_none() {
             sleep(MILLIS(5)).await;
         }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use lockkit::{Error, LeaseStore, Leases, NamedLock};
 use support::migrations::{apply_by_hand, assert_leases_work, files, history};
-use support::{Backend, Process, Server, TestDb, User, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{
+    Backend, JoinSet, Process, Server, TestDb, User, on_databases, on_every_database, on_every_server, spawn,
+};
 use tokio::time::timeout;
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
@@ -209,7 +210,7 @@ on_every_server! {
         let mut tx = db.pool.begin().await.unwrap();
         S::execute(&mut tx, "DELETE FROM lockkit_lease WHERE name = 'k'").await.unwrap();
         let pool = db.pool.clone();
-        let migrating = tokio::spawn(async move { lockkit::migrate(&pool).await });
+        let migrating = spawn(async move { lockkit::migrate(&pool).await });
 
         // What processes of the version before do all the time.
         for _ in 0..4 {

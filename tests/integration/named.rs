@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit::{Error, NamedLock, Wait};
 use sqlx::mysql::MySqlDatabaseError;
-use support::{Server, TestDb, on_every_database, on_every_server};
+use support::{JoinSet, Server, TestDb, on_every_database, on_every_server, spawn};
 use tokio::time::timeout;
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -45,7 +45,7 @@ on_every_database! {
 
     async fn one_order_per_user_holds_with_many_callers<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE orders (user_id BIGINT)").await;
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for task in 0..64_i64 {
             let pool = db.pool.clone();
             tasks.spawn(async move {
@@ -185,7 +185,7 @@ on_every_server! {
 
     async fn names_that_do_not_exist_yet_do_not_deadlock<S>(db: TestDb<S>) {
         // In transactions of sqlx too, whose isolation on MySQL and MariaDB takes gap locks.
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for task in 0..8 {
             let pool = db.pool.clone();
             tasks.spawn(async move {
@@ -221,7 +221,7 @@ on_every_server! {
         let mut holder = lockkit::begin(&db.pool).await.unwrap();
         NamedLock::new("k").lock(&mut *holder).await.unwrap();
         let pool = db.pool.clone();
-        let waiter = tokio::spawn(async move {
+        let waiter = spawn(async move {
             let mut tx = lockkit::begin(&pool).await.unwrap();
             // A read before the lock must not fix what is read after it.
             S::fetch_i64(&mut tx, "SELECT n FROM t").await.unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Idempotent, Leases, SessionLock, Stock};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -130,7 +130,7 @@ on_every_server! {
             <<S as Server>::DB as support::PlainSql>::fetch_texts(&mut conn, &sql).await.unwrap().contains(&waits)
         };
         assert!(!is_shown().await);
-        let waiting = tokio::spawn(async move {
+        let waiting = spawn(async move {
             S::execute(&mut waiter, update).await.unwrap();
             waiter.commit().await.unwrap();
         });

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use lockkit::{Error, RetryPolicy, VersionedRow, with_lock};
 use sqlx::Pool;
-use support::{Backend, Server, TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{Backend, JoinSet, Server, TestDb, on_every_database};
 use tokio::time::timeout;
 
 const SECOND: Duration = Duration::from_secs(1);

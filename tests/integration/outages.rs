@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Fault, Leases, LossReason};
 use sqlx::pool::PoolOptions;
-use support::{Proxy, Server, TestDb, on_every_server};
+use support::{Proxy, Server, TestDb, on_every_server, spawn};
 use tokio::time::{Instant, sleep};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -24,11 +24,11 @@ async fn recovers<S: support::Backend>(db: &TestDb<S>, connections: u32, own: Op
         held.push(leases.lease(format!("k:{number}")).acquire().await.unwrap());
     }
     // The moment at which statements are on their way differs from run to run, so several are.
-    let asking = tokio::spawn(leases.lease("k:0").wait(TTL * 3).acquire());
+    let asking = spawn(leases.lease("k:0").wait(TTL * 3).acquire());
     sleep(Duration::from_millis(30)).await;
     proxy.half_open();
     drop(held.pop());
-    let releasing = tokio::spawn(held.pop().unwrap().release());
+    let releasing = spawn(held.pop().unwrap().release());
     sleep(TTL / 2).await;
 
     let back = Instant::now();

@@ -13,9 +13,10 @@ use sqlx::Pool;
 use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
 use support::provider::{self, Recipe};
-use support::{Backend, PlainSql, Process, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{
+    Backend, JoinSet, PlainSql, Process, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn,
+};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// Longer than anything takes that happens at all.
@@ -136,7 +137,7 @@ on_every_database! {
         assert!(failed.await.unwrap_err().is_conflict());
 
         let (there, also_seen) = (leases.clone(), seen.clone());
-        let panicked = tokio::spawn(async move {
+        let panicked = spawn(async move {
             let body = async |work: &mut Outside<_>| {
                 let it = (begun(work.attempt()), work.idempotency_key().to_owned());
                 also_seen.lock().unwrap().push(it.clone());
@@ -220,7 +221,7 @@ on_every_database! {
             let (elsewhere, wait) = (leases.clone(), Duration::from_millis(300));
             // In another task: in this one it would be refused as the body of the same key.
             let second = async move { Idempotent::key("k").wait(wait).outside(&elsewhere, async |_| Ok(())).await };
-            let contended: Error = tokio::spawn(second).await.unwrap().unwrap_err();
+            let contended: Error = spawn(second).await.unwrap().unwrap_err();
             assert!(contended.is_contended() && contended.key().is_some_and(|it| *it == "k"), "{contended:?}");
             let own = Idempotent::key("k").outside(leases, async |_| Ok::<_, Error>(())).await.unwrap_err();
             assert!(matches!(own, Error::Reentrant { .. }), "{own:?}");
@@ -263,7 +264,7 @@ on_every_database! {
         // the lock of the key.
         let (first, second) = (Leases::new(db.pool.clone()), Leases::new(db.pool_of(2).await));
         let held = first.lease("k/answer").acquire().await.unwrap();
-        let waiting = tokio::spawn(async move {
+        let waiting = spawn(async move {
             let request = Idempotent::key("k").wait(PATIENCE);
             request.outside(&second, async |_| -> Result<u32, Error> { panic!("it is answered") }).await
         });
@@ -619,7 +620,7 @@ on_every_server! {
         let elsewhere = Leases::new(db.pool_of(3).await);
         let (has_charged, charged) = oneshot::channel();
         let (go, gone) = oneshot::channel::<()>();
-        let heir = tokio::spawn(async move {
+        let heir = spawn(async move {
             let body = async |_: &mut Outside<_>| {
                 has_charged.send(()).expect("a test that waits");
                 gone.await.expect("a test that lets it go");

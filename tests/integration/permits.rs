@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Lease, Leases, Released, Wait};
-use support::{TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{JoinSet, TestDb, on_every_database, spawn};
 
 /// Asks, and says whether it was granted.
 type Request = fn(Leases<MemoryStore>, Duration) -> Pin<Box<dyn Future<Output = bool>>>;
@@ -135,7 +134,7 @@ async fn a_request_that_gathers_and_gives_up_keeps_nobody_out() {
     let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
     let one = here.semaphore("k", 3).acquire().await.unwrap();
     let request = || there.semaphore("k", 3).take(3).min_hold(Duration::from_mins(5)).wait(Duration::from_secs(2));
-    let gathering = tokio::spawn(request().acquire());
+    let gathering = spawn(request().acquire());
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(here.show("k/permit/gather").await.unwrap().is_some());
     assert!(here.semaphore("k", 3).try_acquire().await.unwrap().is_none(), "what is free is kept for it");
@@ -143,7 +142,7 @@ async fn a_request_that_gathers_and_gives_up_keeps_nobody_out() {
     assert_eq!(here.list("k/permit/").await.unwrap().len(), 1, "nobody has worked under what it released");
 
     // The same for one that is dropped, and for a writer that waits for readers.
-    let gathering = tokio::spawn(request().acquire());
+    let gathering = spawn(request().acquire());
     tokio::time::sleep(Duration::from_secs(1)).await;
     gathering.abort();
     let reader = here.rw("k").read().acquire().await.unwrap();
@@ -224,7 +223,7 @@ async fn two_that_gather_do_not_wait_for_each_other_when_one_lost_its_right_to()
     let (holder, one, two) = (new(), new(), new());
     let held: Vec<_> =
         [holder.semaphore("k", 4).acquire().await.unwrap(), holder.semaphore("k", 4).acquire().await.unwrap()].into();
-    let first = tokio::spawn(one.semaphore("k", 4).take(4).acquire());
+    let first = spawn(one.semaphore("k", 4).take(4).acquire());
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(
         holder
@@ -236,7 +235,7 @@ async fn two_that_gather_do_not_wait_for_each_other_when_one_lost_its_right_to()
             .count(),
         4
     );
-    let second = tokio::spawn(two.semaphore("k", 4).take(4).acquire());
+    let second = spawn(two.semaphore("k", 4).take(4).acquire());
     tokio::time::sleep(Duration::from_secs(2)).await;
     store.steal("k/permit/gather");
     tokio::time::sleep(Duration::from_secs(30)).await;

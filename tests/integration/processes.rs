@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkit::{Error, Fault, Leases, NamedLock, Released, RowLock, SessionLock, Wait};
 use rustix::process::Signal;
 use support::draws::{Stock, Strategy, Tally};
-use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database, on_every_server, passes};
+use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database, on_every_server, passes, spawn};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
@@ -269,7 +269,7 @@ async fn a_body_that_is_woken_after_its_trust_ran_out_does_not_take_its_next_ste
         steps.store(true, Ordering::SeqCst);
         Ok::<_, Error>(())
     });
-    let running = tokio::spawn(body);
+    let running = spawn(body);
     has_started.await.expect("it starts");
 
     go.send(()).expect("the body waits");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Lease, LeaseRequest, LeaseStore, Leases, SessionLock, Wait, with_lock};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server, refusal};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server, refusal, spawn};
 use tokio::{task::JoinHandle, time::timeout};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -98,7 +98,7 @@ on_every_database! {
         let leases = Leases::builder(db.pool.clone()).holder("me").build().unwrap();
         let (asking, others) = (leases.clone(), Leases::builder(db.pool.clone()).holder("them").build().unwrap());
         let body = async |_| {
-            let refused = tokio::spawn(refusal(async move || asking.lease("k").wait(MILLIS(60)).acquire().await));
+            let refused = spawn(refusal(async move || asking.lease("k").wait(MILLIS(60)).acquire().await));
             Ok::<_, Error>(refused.await.unwrap())
         };
         let refused = leases.lease("k").run(body).await.unwrap();
@@ -127,7 +127,7 @@ on_every_database! {
             let here = there.clone();
             let (writing, others) = (there.clone(), Leases::new(db.pool.clone()));
             let body = async |_| {
-                let writer = tokio::spawn(async move { writing.rw("k").write().wait(Wait::Unbounded).acquire().await });
+                let writer = spawn(async move { writing.rw("k").write().wait(Wait::Unbounded).acquire().await });
                 // The writer waits for the body once it has its own lease.
                 while others.show("k/writer").await?.is_none() {
                     tokio::task::yield_now().await;
@@ -174,7 +174,7 @@ on_every_database! {
         #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn outer(pool: &Pool) -> Result<JoinHandle<Result<(), Error>>, Error> {
             let pool = pool.clone();
-            Ok(tokio::spawn(async move { inner(&pool).await }))
+            Ok(spawn(async move { inner(&pool).await }))
         }
         #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn inner(pool: &Pool) -> Result<(), Error> {

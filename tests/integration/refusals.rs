@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Fault, Leases};
-use support::{TestDb, on_databases};
+use support::{JoinSet, TestDb, on_databases};
 
 on_databases! { [sqlite]
     async fn the_callers_own_transaction_in_the_way_of_its_claim_is_no_holder<S>(db: TestDb<S>) {
@@ -29,7 +29,7 @@ on_databases! { [postgres]
         let name = db.fetch_text("SELECT current_database()").await.unwrap();
         db.execute(&format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")).await;
         for _ in 0..4 {
-            let mut clients = tokio::task::JoinSet::new();
+            let mut clients = JoinSet::new();
             for _ in 0..4 {
                 let leases = Leases::builder(db.pool_of(3).await).wait(Duration::from_secs(120)).build().unwrap();
                 clients.spawn(async move {

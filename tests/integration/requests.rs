@@ -7,6 +7,7 @@ use lockkit::lease::Yields;
 use lockkit::store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token};
 use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Key, LeaseRequest, LeaseStore, Leases, Result};
+use support::spawn;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
@@ -124,7 +125,7 @@ async fn a_request_for_several_that_never_had_its_turn_names_a_holder_too() {
     let there = Leases::new(store.client());
     let _lease = there.lease("b").acquire().await.unwrap();
     let here = Leases::new(store.client());
-    let first = tokio::spawn({
+    let first = spawn({
         let request = here.all(["a", "b"]).wait(60 * SECOND);
         async move { request.acquire().await.map(drop) }
     });
@@ -203,7 +204,7 @@ async fn a_claim_that_is_granted_after_refusals_is_not_released() {
     let store = Able::new(queueing());
     let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
     let lease = there.lease("k").acquire().await.unwrap();
-    let waiting = tokio::spawn({
+    let waiting = spawn({
         let request = here.lease("k").wait(60 * SECOND);
         async move { request.acquire().await.unwrap() }
     });
@@ -269,7 +270,7 @@ async fn permits_take_tickets_on_a_store_that_queues_single_claims() {
     let store = Able::new(queueing());
     let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
     let permit = there.semaphore("s", 1).acquire().await.unwrap();
-    let waiting = tokio::spawn({
+    let waiting = spawn({
         let request = here.semaphore("s", 1).wait(60 * SECOND);
         async move { request.acquire().await.map(drop) }
     });

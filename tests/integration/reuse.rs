@@ -8,7 +8,7 @@ use lockkit::dialect::reuse_connections;
 use lockkit::{Answered, Error, Idempotent, Leases, NamedLock, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
-use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 
 async fn pool<S: Backend>(url: &str, connections: u32) -> Pool<S::DB> {
     let options = PoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(5));
@@ -84,7 +84,7 @@ on_every_server! {
         let tasks: Vec<_> = (0..4)
             .map(|_| {
                 let (pool, rounds) = (pool.clone(), rounds.clone());
-                tokio::spawn(async move {
+                spawn(async move {
                     loop {
                         lockkit::begin(&pool).await.unwrap().commit().await.unwrap();
                         rounds.fetch_add(1, Relaxed);
@@ -238,7 +238,7 @@ on_every_database! {
         let tasks: Vec<_> = (0..8)
             .map(|task| {
                 let (pool, leases) = (pool.clone(), leases.clone());
-                tokio::spawn(async move {
+                spawn(async move {
                     for _ in 0..25 {
                         increment::<S>(&pool).await.unwrap();
                         if task % 4 == 0 {

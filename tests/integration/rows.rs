@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit::{Error, NamedLock, PlanCheck, RowLock, Stock, Wait};
 use sqlx::{ConnectOptions, Executor, sqlite::SqliteConnectOptions};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{JoinSet, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 use tokio::time::timeout;
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -105,7 +105,7 @@ on_every_database! {
 
     async fn opposite_orders_from_two_sides_do_not_deadlock<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for task in 0..8 {
             let pool = db.pool.clone();
             tasks.spawn(async move {
@@ -194,7 +194,7 @@ on_every_server! {
         RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *holder).await.unwrap();
         S::execute(&mut holder, "UPDATE t_items SET stock = 9 WHERE item_id = 1").await.unwrap();
         let pool = db.pool.clone();
-        let waiter = tokio::spawn(async move {
+        let waiter = spawn(async move {
             let mut tx = lockkit::begin(&pool).await.unwrap();
             let lock = RowLock::table("t_items").by("item_id", 1_i64).wait(Duration::from_secs(20));
             let found: Item = lock.fetch_one(&mut *tx).await.unwrap();

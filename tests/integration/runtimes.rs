@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkit::Leases;
 use lockkit::testing::{Failure, MemoryStore, Operation};
-use support::{TestDb, on_databases, on_every_database};
+use support::{TestDb, on_databases, on_every_database, spawn};
 use tokio::runtime;
 use tokio::time::sleep;
 
@@ -34,7 +34,7 @@ on_every_database! {
         let other = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let acquired = other.spawn(async move {
             let lease = elsewhere.lease("k").acquire().await.unwrap();
-            tokio::spawn(async move {
+            spawn(async move {
                 let _lease = lease;
                 std::future::pending::<()>().await;
             });
@@ -63,7 +63,7 @@ on_databases! { [postgres]
         }
         thread::spawn(move || drop(other)).join().unwrap();
 
-        let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(30)).acquire());
+        let waiting = spawn(listening.lease("k").wait(Duration::from_secs(30)).acquire());
         // Until the lease is listened for again. A wait that fails is no reason to look for ever.
         while db.fetch_i64(WAITERS_LOCKS).await != Some(1) && !waiting.is_finished() {
             sleep(Duration::from_millis(5)).await;

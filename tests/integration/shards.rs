@@ -11,8 +11,7 @@ use std::{
 
 use lockkit::{Error, Leases, Result, Stock, Taken};
 use sqlx::{MySql, MySqlPool};
-use support::{MariaDb, TestDb};
-use tokio::task::JoinSet;
+use support::{JoinSet, MariaDb, TestDb};
 
 /// Two servers of one type, or `None` if one of them is left out.
 async fn two_servers() -> Option<(TestDb<MariaDb>, TestDb<support::MySql>)> {

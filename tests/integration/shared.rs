@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::{Error, Holder, NamedLock, Result, RowLock, SessionLock, Wait, with_lock};
 use sqlx::Pool;
-use support::{Backend, Server, TestDb, on_databases, on_every_server};
+use support::{Backend, Server, TestDb, on_databases, on_every_server, spawn};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -117,7 +117,7 @@ on_databases! {
         let mut holder = lockkit::begin(&db.pool).await.unwrap();
         name().lock(&mut *holder).await.unwrap();
         let mut other = db.connect().await;
-        let running = tokio::spawn(async move {
+        let running = spawn(async move {
             let bytes: &[u8] = &[0x88, 0x39, 0x53, 0x10, 0xC4, 0xAA];
             sqlx::query("SELECT SLEEP(2), ?").bind(bytes).execute(&mut other).await.unwrap();
         });
@@ -203,7 +203,7 @@ on_databases! {
         name().lock(&mut *holder).await.unwrap();
         let held_by = id::<S>(&mut holder).await;
         let pool = db.pool.clone();
-        let waiting = tokio::spawn(async move {
+        let waiting = spawn(async move {
             let mut tx = lockkit::begin(&pool).await?;
             name().lock(&mut *tx).await?;
             tx.commit().await

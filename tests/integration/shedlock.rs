@@ -11,8 +11,7 @@ use sqlx::mysql::MySqlConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection, Database, Pool, Postgres, pool::PoolOptions};
-use support::{Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 use tokio::time::{sleep, timeout};
 
 /// Longer than anything takes that happens at all.
@@ -321,7 +320,7 @@ on_every_server! {
         assert!(java.lock(600.0).await);
         let waiting = {
             let request = leases.lease("job").wait(PATIENCE);
-            tokio::spawn(async move { request.acquire().await.unwrap() })
+            spawn(async move { request.acquire().await.unwrap() })
         };
         sleep(Duration::from_millis(300)).await;
         assert!(!waiting.is_finished());
@@ -329,7 +328,7 @@ on_every_server! {
         let lease = waiting.await.unwrap();
 
         let other = Java::<S> { pool };
-        let waiting = tokio::spawn(async move { other.wait(600.0).await });
+        let waiting = spawn(async move { other.wait(600.0).await });
         sleep(Duration::from_millis(300)).await;
         assert!(!waiting.is_finished());
         lease.release().await.unwrap();
@@ -547,7 +546,7 @@ on_every_server! {
         assert!(java.lock(600.0).await && java.unlock(0.0).await);
         proxy.hold_replies_to("unheard");
         let asking = leases.lease("job").wait(PATIENCE);
-        let asking = tokio::spawn(async move { asking.acquire().await.map(drop) });
+        let asking = spawn(async move { asking.acquire().await.map(drop) });
         let granted = async {
             while db.fetch_i64("SELECT COUNT(*) FROM shedlock WHERE locked_by LIKE 'unheard#%'").await != Some(1) {
                 sleep(Duration::from_millis(5)).await;

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkit::{Error, Leases, store::ShedLockTable};
-use support::{Server, TestDb, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Server, TestDb, on_every_database, on_every_server};
 use tokio::time::sleep;
 
 use crate::shedlock::{Java, javas_table, our_table, pool};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Leases, LossReason};
-use support::{Proxy, Server, TestDb, on_databases, on_every_database};
+use support::{Proxy, Server, TestDb, on_databases, on_every_database, spawn};
 use tokio::time::{sleep, timeout};
 
 on_every_database! {
@@ -18,7 +18,7 @@ on_every_database! {
         }
         let least = leases.lease("least").min_hold(Duration::from_secs(600)).acquire().await.unwrap();
         let running = leases.clone();
-        let body = tokio::spawn(async move {
+        let body = spawn(async move {
             running.lease("body").run(async |_| std::future::pending::<Result<(), Error>>().await).await
         });
         while leases.health().held < 22 {
@@ -84,7 +84,7 @@ async fn closing_twice_waits_twice_for_what_is_released() {
     let _lease = leases.lease("k").acquire().await.unwrap();
     leases.store().faults().script(Operation::Release, [Failure::Slow(Duration::from_secs(1))]);
     let again = leases.clone();
-    let first = tokio::spawn(async move { again.close().await });
+    let first = spawn(async move { again.close().await });
     sleep(Duration::from_millis(1)).await;
     leases.close().await.unwrap();
     assert_eq!(Leases::new(store).list("").await.unwrap(), []);
@@ -96,7 +96,7 @@ async fn several_leases_that_are_granted_after_closing_are_all_released() {
     let store = MemoryStore::new();
     let leases = Leases::new(store.client());
     leases.store().faults().script(Operation::Acquire, [Failure::Slow(Duration::from_secs(1))]);
-    let asking = tokio::spawn(leases.all(["a", "b", "c"]).acquire());
+    let asking = spawn(leases.all(["a", "b", "c"]).acquire());
     sleep(Duration::from_millis(500)).await;
     leases.close().await.unwrap();
     let refused = asking.await.unwrap().unwrap_err();
@@ -109,7 +109,7 @@ async fn closing_ends_the_wait_for_a_lease_whose_key_leaves_no_room_for_tickets(
     let (store, key) = (MemoryStore::new(), "k".repeat(250));
     let _held = Leases::new(store.client()).lease(&key).acquire().await.unwrap();
     let leases = Leases::new(store);
-    let waiting = tokio::spawn(leases.lease(&key).wait(Duration::from_secs(60)).acquire());
+    let waiting = spawn(leases.lease(&key).wait(Duration::from_secs(60)).acquire());
     sleep(Duration::from_secs(1)).await;
     leases.close().await.unwrap();
     let refused = timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap_err();
@@ -149,7 +149,7 @@ on_databases! { [postgres]
             while !is_granted.load(Ordering::Relaxed) || leases.health().held > 0 {
                 sleep(Duration::from_millis(10)).await;
             }
-            let closing = tokio::spawn({
+            let closing = spawn({
                 let leases = leases.clone();
                 async move { leases.close().await }
             });

@@ -2,8 +2,7 @@
 
 use lockkit::testing::{MemoryStore, Oracle, conformance};
 use lockkit::{Leases, Released};
-use support::{TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{JoinSet, TestDb, on_every_database};
 
 on_every_database! {
     async fn a_pool_keeps_every_promise_of_a_store<S>(db: TestDb<S>) {

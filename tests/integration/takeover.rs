@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use lockkit::{Lease, LeaseRequest, Leases};
 use rustix::process::Signal;
 use sqlx::Pool;
-use support::draws::Stock;
 use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database};
+use support::{draws::Stock, spawn};
 use tokio::time::sleep;
 
 /// The ttl of the worker's leases.
@@ -41,7 +41,7 @@ async fn lateness<S: Backend>(
     // Whoever waits queues by now.
     sleep(TTL / 2).await;
     let leases = Leases::builder(db.pool_of(4).await).ttl(TTL).build().unwrap();
-    let waiting: tokio::task::JoinHandle<Lease<_>> = tokio::spawn({
+    let waiting: tokio::task::JoinHandle<Lease<_>> = spawn({
         let request = request(&leases).wait(PATIENCE);
         async move { request.acquire().await.unwrap() }
     });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkit::testing::{MemoryStore, under};
 use lockkit::{Error, Leases, Wait, with_lock};
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, on_every_database, spawn};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet, block_in_place};
@@ -38,7 +38,7 @@ async fn a_body_that_went_on_in_another_task_is_not_under_the_locks_of_the_first
         .lease("a")
         .run(async |_| {
             poll_once(&mut moved).await;
-            let moved = tokio::spawn(moved);
+            let moved = spawn(moved);
             go.send(()).unwrap();
             tokio::time::sleep(MILLIS(100)).await;
             Ok::<_, Error>(moved)
@@ -119,7 +119,7 @@ on_every_database! {
         ) -> Result<JoinHandle<Result<(), Error>>, Error> {
             let mut moved = moved;
             poll_once(&mut moved).await;
-            Ok(tokio::spawn(moved))
+            Ok(spawn(moved))
         }
         #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn inner(pool: &Pool) -> Result<(), Error> {

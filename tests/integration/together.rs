@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use lockkit::store::{Claim, LeaseStore, Token};
 use lockkit::{LeaseRequest, Leases, Released};
 use sqlx::pool::PoolOptions;
-use support::{Proxy, Server, TestDb, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Proxy, Server, TestDb, on_every_database, on_every_server};
 
 const TASKS: usize = 40;
 const TTL: Duration = Duration::from_secs(60);

@@ -2,8 +2,7 @@
 
 use lockkit::{Error, RetryPolicy, Version};
 use sqlx::{Connection, Pool};
-use support::{Backend, Server, TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{Backend, JoinSet, Server, TestDb, on_every_database};
 
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id", version = "version")]

@@ -2,7 +2,7 @@
 
 use lockkit::{Error, OrConflict, RetryPolicy, Version, Versioned, VersionedRow};
 use sqlx::Connection;
-use support::{Server, TestDb, on_every_database};
+use support::{JoinSet, Server, TestDb, on_every_database};
 
 #[derive(Debug, sqlx::FromRow)]
 struct Item {
@@ -159,7 +159,7 @@ on_every_database! {
     async fn retries_end_a_race_without_a_lost_update<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, stock BIGINT, version BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 0, 0)").await;
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for _ in 0..8 {
             let pool = db.pool.clone();
             tasks.spawn(async move {

@@ -8,8 +8,7 @@ use std::time::Duration;
 use lockkit::store::LeaseStore;
 use lockkit::testing::{MemoryStore, Operation};
 use lockkit::{LeaseRequest, Leases};
-use support::{Server, TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{JoinSet, Server, TestDb, on_every_database, spawn};
 use tokio::time::{sleep, timeout};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -27,7 +26,7 @@ on_every_database! {
         let turns = Arc::new(AtomicU64::new(0));
         let over = Arc::new(AtomicBool::new(false));
         let busy = Leases::new(db.pool_of(2).await);
-        let hogging = tokio::spawn({
+        let hogging = spawn({
             let (turns, over) = (turns.clone(), over.clone());
             async move {
                 while !over.load(Ordering::SeqCst) {
@@ -86,12 +85,12 @@ on_every_database! {
     async fn a_process_that_just_committed_stands_back_for_the_queue<S>(db: TestDb<S>) {
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool_of(2).await));
         let lease = here.lease("k").acquire().await.unwrap();
-        let waiting = tokio::spawn(there.lease("k").wait(PATIENCE).acquire());
+        let waiting = spawn(there.lease("k").wait(PATIENCE).acquire());
         while here.list("k/queue/").await.unwrap().is_empty() {
             sleep(MILLIS(5)).await;
         }
         lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
-        let again = tokio::spawn(here.lease("k").wait(PATIENCE).acquire());
+        let again = spawn(here.lease("k").wait(PATIENCE).acquire());
         let lease = waiting.await.unwrap().unwrap();
         assert!(!again.is_finished(), "the owner of the ticket is the first");
         lease.release().await.unwrap();
@@ -102,7 +101,7 @@ on_every_database! {
         let key = "k".repeat(255);
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
         let lease = here.lease(&key).acquire().await.unwrap();
-        let waiting = tokio::spawn(there.lease(&key).wait(PATIENCE).acquire());
+        let waiting = spawn(there.lease(&key).wait(PATIENCE).acquire());
         // Longer than a request waits before it would take a ticket.
         sleep(MILLIS(150)).await;
         assert!(!waiting.is_finished());
@@ -185,8 +184,8 @@ async fn a_caller_queued_behind_others_of_its_process_gets_contended() {
     let leases = Leases::new(store);
     // As far away as another continent.
     leases.store().faults().slow(MILLIS(150));
-    let _first = tokio::spawn(leases.lease("b").wait(PATIENCE).acquire());
-    let _all = tokio::spawn(leases.all(["a", "b"]).wait(PATIENCE).acquire());
+    let _first = spawn(leases.lease("b").wait(PATIENCE).acquire());
+    let _all = spawn(leases.all(["a", "b"]).wait(PATIENCE).acquire());
     sleep(MILLIS(10)).await;
     let refused = leases.lease("b").wait(MILLIS(1000)).acquire().await.unwrap_err();
     assert!(refused.is_contended(), "{refused:?}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Leases, NamedLock, RowLock, SessionLock, Stock, Wait, with_lock};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 use tokio::time::Instant;
 
 const DEFAULT: Duration = Duration::from_secs(10);
@@ -41,14 +41,13 @@ async fn every_request_for_a_lease_waits_for_the_default() {
     let held = leases.all(["k", "k/permit/0", "k/writer"]).acquire().await.unwrap();
     let (started, asked) = (Instant::now(), leases.clone());
     let requests = [
-        tokio::spawn(asked.lease("k").acquire()),
-        tokio::spawn(asked.lease("k").fair().acquire()),
-        tokio::spawn(asked.semaphore("k", 1).acquire()),
-        tokio::spawn(asked.rw("k").read().acquire()),
-        tokio::spawn(asked.rw("k").write().acquire()),
+        spawn(asked.lease("k").acquire()),
+        spawn(asked.lease("k").fair().acquire()),
+        spawn(asked.semaphore("k", 1).acquire()),
+        spawn(asked.rw("k").read().acquire()),
+        spawn(asked.rw("k").write().acquire()),
     ];
-    let several =
-        [tokio::spawn(asked.all(["j", "k"]).acquire()), tokio::spawn(asked.semaphore("k", 1).take(1).acquire())];
+    let several = [spawn(asked.all(["j", "k"]).acquire()), spawn(asked.semaphore("k", 1).take(1).acquire())];
     for request in requests {
         assert_eq!(waited(request.await.unwrap()).as_secs(), 10);
     }
@@ -66,10 +65,8 @@ async fn a_lease_is_waited_for_without_end_where_that_is_asked_for() {
     let store = MemoryStore::new();
     let leases = builder(store.clone());
     let held = leases.all(["a", "b"]).acquire().await.unwrap();
-    let waiting = [
-        tokio::spawn(leases.lease("a").acquire()),
-        tokio::spawn(Leases::new(store).lease("b").wait(Wait::Unbounded).acquire()),
-    ];
+    let waiting =
+        [spawn(leases.lease("a").acquire()), spawn(Leases::new(store).lease("b").wait(Wait::Unbounded).acquire())];
     tokio::time::sleep(Duration::from_mins(10)).await;
     assert!(waiting.iter().all(|it| !it.is_finished()));
     held.release().await.unwrap();

@@ -9,8 +9,7 @@ use lockkit::{Leases, Stock};
 use sqlx::Row;
 use sqlx::pool::PoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use support::{Proxy, Server, TestDb, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Proxy, Server, TestDb, on_every_server};
 
 on_every_server! {
     async fn leases_one_after_the_other_cost_few_round_trips_beside_their_statements<S>(db: TestDb<S>) {
@@ -70,8 +69,12 @@ on_every_server! {
         for _ in 0..10 {
             // The first of them goes alone, the second may be alone in its batch, and the others share a statement.
             for is_dead in [false, true] {
-                let takes = (0..8).map(|_| stock.clone()).map(|stock| async move { stock.take(1).await });
-                let answers = takes.collect::<JoinSet<_>>().join_all().await;
+                let mut takes = JoinSet::new();
+                for _ in 0..8 {
+                    let stock = stock.clone();
+                    takes.spawn(async move { stock.take(1).await });
+                }
+                let answers = takes.join_all().await;
                 let failed = answers.iter().filter(|it| it.is_err()).count() as u64;
                 assert!(failed <= if is_dead { 2 } else { 0 }, "{answers:?}");
                 (taken, unknown) = (taken + 8 - failed, unknown + failed);

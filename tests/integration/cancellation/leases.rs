@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Leases, Released};
-use support::{TestDb, on_every_database};
+use support::{TestDb, on_every_database, spawn};
 use tokio::{
     task::{JoinHandle, yield_now},
     time::sleep,
@@ -98,7 +98,7 @@ on_every_database! {
             for other in others() {
                 held.push(other.await.unwrap());
             }
-            let others: Vec<_> = held.into_iter().map(|it| tokio::spawn(it.release())).collect();
+            let others: Vec<_> = held.into_iter().map(|it| spawn(it.release())).collect();
             yield_now().await;
             (lease.release(), others)
         };
@@ -117,7 +117,7 @@ on_every_database! {
         let holder_and_heir = async || {
             let holder = bench.lease().await;
             let request = leases.lease("k").wait(PATIENCE);
-            let heir = tokio::spawn(async move { request.acquire().await });
+            let heir = spawn(async move { request.acquire().await });
             sleep(MOMENT).await;
             (holder, heir)
         };
@@ -125,7 +125,7 @@ on_every_database! {
         let inherit = async || {
             let holder = bench.lease().await;
             let request = leases.lease("k").wait(PATIENCE);
-            let releasing = tokio::spawn(async move {
+            let releasing = spawn(async move {
                 sleep(MOMENT).await;
                 holder.release().await
             });

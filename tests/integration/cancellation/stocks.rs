@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockkit::{Error, Stock};
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, on_every_database, spawn};
 use tokio::task::JoinHandle;
 
 use super::{Bench, PATIENCE};
@@ -64,7 +64,7 @@ on_every_database! {
             let takers: Vec<_> = (0..3)
                 .map(|_| {
                     let stock = stock.clone();
-                    tokio::spawn(async move { stock.take(1).await.map(drop) })
+                    spawn(async move { stock.take(1).await.map(drop) })
                 })
                 .collect();
             (async move { stock.take(3).await }, takers)

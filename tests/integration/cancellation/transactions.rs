@@ -3,7 +3,7 @@
 use lockkit::idempotent::{Attempt, Outside};
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Fence, Idempotent, Leases, NamedLock, RowLock, Tx};
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, on_every_database, spawn};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -168,7 +168,7 @@ on_every_database! {
             let (has_begun, begun) = oneshot::channel();
             let (go, gone) = oneshot::channel::<()>();
             let there = db.pool.clone();
-            let other = tokio::spawn(async move {
+            let other = spawn(async move {
                 let body = async |_: &mut Tx<_>| {
                     has_begun.send(()).expect("a test that waits");
                     gone.await.expect("a test that lets it go");
@@ -259,7 +259,7 @@ on_every_database! {
             let (has_begun, begun) = oneshot::channel();
             let (go, gone) = oneshot::channel::<()>();
             let there = leases.clone();
-            let other = tokio::spawn(async move {
+            let other = spawn(async move {
                 let body = async |_: &mut Outside<_>| {
                     has_begun.send(()).expect("a test that waits");
                     gone.await.expect("a test that lets it go");

@@ -1,7 +1,7 @@
 //! Bodies that `run` under a lease.
 
 use lockkit::{Error, Leases};
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, on_every_database, spawn};
 use tokio::time::{sleep, timeout};
 
 use super::MILLIS;
@@ -67,7 +67,7 @@ on_every_database! {
         let (led, mut leaders) = tokio::sync::mpsc::unbounded_channel();
         let lead = |name: &'static str, leases: &Leases<_>| {
             let led = led.clone();
-            tokio::spawn(leases.lease("k").ttl(MILLIS(1000)).lead(move |lease| {
+            spawn(leases.lease("k").ttl(MILLIS(1000)).lead(move |lease| {
                 led.send((name, lease.fence())).unwrap();
                 std::future::pending::<Result<(), Error>>()
             }))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Leases, LossReason};
-use support::{Proxy, Server, TestDb, on_every_database, on_every_server};
+use support::{Proxy, Server, TestDb, on_every_database, on_every_server, spawn};
 use tokio::time::sleep;
 
 use super::{MILLIS, expire};
@@ -113,7 +113,7 @@ on_every_server! {
             let lease = leases.lease("k").acquire().await.unwrap();
             let mut open = lockkit::begin(&db.pool).await.unwrap();
             lease.verify(&mut open).await.unwrap();
-            let ending = tokio::spawn({
+            let ending = spawn({
                 let pool = db.pool.clone();
                 async move {
                     if commits {
@@ -141,7 +141,7 @@ on_every_server! {
         let lease = leases.lease("k").acquire().await.unwrap();
         let tx = lockkit::begin(&pool).await.unwrap();
         proxy.hold_replies_to("COMMIT");
-        let committing = tokio::spawn(lease.share().commit(tx));
+        let committing = spawn(lease.share().commit(tx));
         sleep(MILLIS(200)).await;
         // Also not after another commit was refused.
         let mut nested = db.pool.begin().await.unwrap();

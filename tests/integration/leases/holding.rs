@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkit::{Error, Leases, LossReason, Released};
-use support::{Server, TestDb, on_every_database, on_every_server, refusal};
+use support::{JoinSet, Server, TestDb, on_every_database, on_every_server, refusal, spawn};
 use tokio::time::{sleep, timeout};
 
 use super::{MILLIS, expire};
@@ -172,7 +172,7 @@ on_every_database! {
         let waiters: Vec<_> = (0..10)
             .map(|_| {
                 let request = leases.lease("k").wait(Duration::from_secs(20));
-                tokio::spawn(async move { request.acquire().await.unwrap().release().await.unwrap() })
+                spawn(async move { request.acquire().await.unwrap().release().await.unwrap() })
             })
             .collect();
         sleep(MILLIS(300)).await;
@@ -189,7 +189,7 @@ on_every_database! {
 
     async fn leases_of_a_thousand_keys_do_not_meet<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for task in 0..20 {
             let leases = leases.clone();
             tasks.spawn(async move {

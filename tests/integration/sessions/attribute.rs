@@ -2,7 +2,7 @@
 
 use lockkit::{Error, SessionLock, Wait, dialect::SessionOps, with_lock};
 use sqlx::Pool;
-use support::{TestDb, on_every_server};
+use support::{TestDb, on_every_server, spawn};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -51,7 +51,7 @@ on_every_server! {
     async fn an_attribute_stops_the_body_when_the_lock_is_lost<S>(db: TestDb<S>) {
         let (reached, here) = oneshot::channel();
         let (_never, end) = oneshot::channel();
-        let leading = tokio::spawn(lead_until(db.pool.clone(), reached, end));
+        let leading = spawn(lead_until(db.pool.clone(), reached, end));
         here.await.unwrap();
         kill_holder!(db);
         let lost = timeout(PATIENCE, leading).await.expect("it is stopped").unwrap().unwrap_err();
@@ -62,7 +62,7 @@ on_every_server! {
     async fn an_attribute_says_when_the_lock_was_lost_just_before_the_end<S>(db: TestDb<S>) {
         let (reached, here) = oneshot::channel();
         let (signal, end) = oneshot::channel();
-        let leading = tokio::spawn(lead_until(db.pool.clone(), reached, end));
+        let leading = spawn(lead_until(db.pool.clone(), reached, end));
         here.await.unwrap();
         kill_holder!(db);
         let next = acquire(&db.pool, "leader").await;

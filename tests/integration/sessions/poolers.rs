@@ -3,8 +3,7 @@
 use lockkit::{Error, SessionLock};
 use sqlx::Connection;
 use sqlx::Pool;
-use support::{PgBouncer, Server, TestDb, on_databases};
-use tokio::task::JoinSet;
+use support::{JoinSet, PgBouncer, Server, TestDb, on_databases};
 
 use super::{PATIENCE, acquire, is_held};
 

@@ -2,7 +2,7 @@
 
 use lockkit::{Error, SessionLock};
 use sqlx::PgPool;
-use support::{PlainSql, Postgres, Server, TestDb, on_databases};
+use support::{PlainSql, Postgres, Server, TestDb, on_databases, spawn};
 use tokio::time::{sleep, timeout};
 
 use super::{MILLIS, PATIENCE};
@@ -80,7 +80,7 @@ async fn a_waiter_for_a_number_is_granted_it_when_the_other_program_releases_it(
         Postgres::execute(&mut other, &format!("SELECT pg_advisory_lock({arguments})")).await.unwrap();
         let waiting = {
             let (lock, pool) = (lock.clone().wait(PATIENCE), db.pool.clone());
-            tokio::spawn(async move { lock.acquire(&pool).await.unwrap() })
+            spawn(async move { lock.acquire(&pool).await.unwrap() })
         };
         let refused = lock.clone().wait(MILLIS(50)).acquire(&db.pool).await.unwrap_err();
         assert!(matches!(&refused, Error::Contended { holder: Some(_), .. }), "{refused:?}");
@@ -90,7 +90,7 @@ async fn a_waiter_for_a_number_is_granted_it_when_the_other_program_releases_it(
 
         let blocked = {
             let sql = format!("SELECT pg_advisory_lock({arguments})");
-            tokio::spawn(async move {
+            spawn(async move {
                 sqlx::Postgres::execute(&mut other, &sql).await.unwrap();
             })
         };

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkit::{Error, SessionLock, Wait};
-use support::{Proxy, Server, TestDb, on_databases, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Proxy, Server, TestDb, on_databases, on_every_server, spawn};
 use tokio::time::{sleep, timeout};
 
 use super::{MILLIS, PATIENCE, acquire, is_held};
@@ -41,7 +40,7 @@ on_every_server! {
     async fn a_waiter_gets_the_lock_when_it_is_released<S>(db: TestDb<S>) {
         let leader = acquire(&db.pool, "leader").await;
         let pool = db.pool.clone();
-        let waiting = tokio::spawn(async move { SessionLock::new("leader").acquire(&pool).await });
+        let waiting = spawn(async move { SessionLock::new("leader").acquire(&pool).await });
         // Longer than the server is told to wait at once.
         sleep(MILLIS(1300)).await;
         assert!(!waiting.is_finished());

@@ -2,7 +2,7 @@
 
 use lockkit::{Error, Fault, Stock};
 use sqlx::{Pool, pool::PoolConnection};
-use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_server};
+use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_server, spawn};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
@@ -215,7 +215,7 @@ on_every_server! {
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
         let stock = Stock::new(pool, "sku:42").segments(10).wait(MILLIS(2000));
-        let taking = tokio::spawn(async move { stock.take(25).await.map(|it| it.amount()) });
+        let taking = spawn(async move { stock.take(25).await.map(|it| it.amount()) });
         sleep(MILLIS(800)).await;
         proxy.stall(true);
         let silent = timeout(PATIENCE, taking).await.expect("it has a bound").unwrap().unwrap_err();

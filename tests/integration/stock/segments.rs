@@ -1,8 +1,7 @@
 //! The segments of a stock: how they are made, gathered from, and changed in number.
 
 use lockkit::{Error, Stock};
-use support::{TestDb, on_every_database};
-use tokio::task::JoinSet;
+use support::{JoinSet, TestDb, on_every_database};
 
 use super::{segments, stock};
 

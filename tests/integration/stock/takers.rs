@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use lockkit::{Error, Wait};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
 use tokio::time::{sleep, timeout};
 
 use super::{MILLIS, PATIENCE, lock_a_segment, stock};
@@ -144,7 +143,7 @@ on_every_server! {
         stock.put(20).await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         stock.take_in(&mut *tx, 20).await.unwrap();
-        let taker = tokio::spawn({
+        let taker = spawn({
             let stock = stock.clone();
             async move { stock.take(20).await }
         });
@@ -164,7 +163,7 @@ on_every_server! {
             S::execute(&mut tx, &lock).await.unwrap();
             holders.push(tx);
         }
-        let taker = tokio::spawn(async move { stock.take(5).await });
+        let taker = spawn(async move { stock.take(5).await });
         sleep(MILLIS(100)).await;
         // The segment with one piece stays locked.
         holders.pop().unwrap().rollback().await.unwrap();

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lockkit::{Error, Stock, Wait};
 use sqlx::pool::PoolOptions;
-use support::{Backend, Server, TestDb, on_every_database};
-use tokio::task::{JoinHandle, JoinSet};
+use support::{Backend, JoinSet, Server, TestDb, on_every_database, spawn};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{MILLIS, PATIENCE, stock};
@@ -30,7 +30,7 @@ pub(super) fn queued<DB: lockkit::dialect::StockOps>(
         taking
     };
     let first = take(1);
-    let takers = amounts.iter().map(|amount| tokio::spawn(take(*amount))).collect();
+    let takers = amounts.iter().map(|amount| spawn(take(*amount))).collect();
     drop(first);
     takers
 }
@@ -305,7 +305,7 @@ on_every_database! {
         let patient: Vec<_> = (0..4)
             .map(|_| {
                 let stock = stock.clone();
-                tokio::spawn(async move { stock.take(2).await })
+                spawn(async move { stock.take(2).await })
             })
             .collect();
         // Where there is one lock for all writers, a batch waits for it by now.

@@ -1,8 +1,7 @@
 //! Pieces that are taken within a transaction of the caller.
 
 use lockkit::{Error, NamedLock, Stock, Wait};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{JoinSet, Server, TestDb, on_databases, on_every_database, on_every_server};
 
 use super::{MILLIS, PATIENCE, stock};
 
