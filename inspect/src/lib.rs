@@ -27,7 +27,7 @@ mod waits;
 
 pub use causes::with_causes;
 pub use finding::{Finding, Level, Plan};
-#[cfg(all(any(test, fuzzing), feature = "sqlite"))]
+#[cfg(all(any(test, feature = "_fuzz"), feature = "sqlite"))]
 #[doc(hidden)]
 pub use sql::check_statement;
 pub use sql::{Inspect, SetMost};

@@ -118,7 +118,7 @@ pub mod testing;
 pub mod __private;
 
 /// Properties of what others wrote, for `fuzz/`.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 #[doc(hidden)]
 pub mod fuzz {
     #[cfg(feature = "idempotent")]

@@ -14,7 +14,7 @@ use std::future::Future;
 use lockkit::{Key, dialect::Dialect};
 use sqlx::{Database, Pool, Result};
 
-#[cfg(all(any(test, fuzzing), feature = "sqlite"))]
+#[cfg(all(any(test, feature = "_fuzz"), feature = "sqlite"))]
 pub use self::sqlite::check_statement;
 use crate::{Finding, Plan, Waits};
 

@@ -53,7 +53,7 @@ impl Write for Escaped<'_> {
 }
 
 /// The values of two captures can be read back from their key. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_template(first: &str, second: &str) {
     let pieces = [Piece::Capture(format_args!("{first}")), Piece::Text("."), Piece::Capture(format_args!("{second}"))];
     let key = key_of(".", &pieces);

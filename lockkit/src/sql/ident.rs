@@ -101,7 +101,7 @@ impl fmt::Display for TableName {
 }
 
 /// Text is a name that needs no escape between its quotes, or is refused in words that can be shown. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_identifier(name: &str) {
     let is_name = |it: &str| {
         let is_word = it.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');

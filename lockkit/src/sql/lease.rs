@@ -469,7 +469,7 @@ pub(super) fn prefix_end(prefix: &str) -> String {
 
 /// A row of a lease is read whatever is in it, and what lockkit cannot have written is called a flaw. The numbers are
 /// the fence, the times of the grant, of now and of the expiry, and the renewals. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_lease_row(name: &[u8], token: &[u8], numbers: [i64; 5], ttl_us: Option<i64>) {
     let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
     let (token, length) = (token.to_vec(), token.len());
@@ -481,7 +481,7 @@ pub fn check_lease_row(name: &[u8], token: &[u8], numbers: [i64; 5], ttl_us: Opt
 }
 
 /// All keys that start with a prefix are below its end. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_prefix(prefix: &str, rest: &str) {
     let name = [prefix, rest].concat();
     if name.len() <= Key::MAX_BYTES {

@@ -69,7 +69,7 @@ pub use idempotent::ops::IdempotentOps;
 pub(crate) use idempotent::ops::{IdempotentStatements, StoredAnswer};
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub use lease::{check_lease_row, check_prefix};
 pub use listen::ListenOps;
 #[cfg(feature = "postgres")]

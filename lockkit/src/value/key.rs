@@ -174,7 +174,7 @@ impl PartialEq<&str> for Key {
 }
 
 /// Text is a key, or is refused in words that can be shown. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_key(text: &str) {
     let is_shown = |text: &str| !text.chars().any(|it| it.is_control() || is_invisible(it));
     match Key::new(text) {

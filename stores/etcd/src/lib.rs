@@ -93,7 +93,7 @@ mod claim_all;
 mod claimed;
 mod claims;
 mod error;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod keeper;

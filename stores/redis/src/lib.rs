@@ -154,7 +154,7 @@ mod claim;
 mod connection;
 mod error;
 mod fit;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod layout;

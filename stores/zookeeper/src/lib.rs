@@ -67,7 +67,7 @@ mod claim;
 mod claimed;
 mod claims;
 mod error;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod key;

@@ -1,13 +1,13 @@
 //! SQLite, which has one write lock and does not say who holds it.
 
 mod doctor;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 mod fuzz;
 
 use lockkit::Key;
 use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub use self::fuzz::check_statement;
 use super::{Inspect, SetMost};
 use crate::{Finding, Plan, Waits};

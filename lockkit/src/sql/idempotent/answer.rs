@@ -120,7 +120,7 @@ fn refused<T>(key: &Key, problem: &'static str, source: BoxError) -> Error {
 }
 
 /// A stored text is an answer that is the same when it is stored again, or it is refused. Panics otherwise.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub fn check_answer(text: &[u8]) {
     type Answer = (Option<i64>, Vec<f64>, serde_json::Value);
     type Refusal = (u16, String);

@@ -26,7 +26,7 @@ use std::{future::Future, panic::Location, time::Duration};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "_fuzz"))]
 pub use self::answer::check_answer;
 pub use self::{
     answer::{Errs, Form, Forms, Stored},
