@@ -7,8 +7,9 @@ use lockkit::dialect::IdempotentOps;
 use lockkit::{Answered, Error, Fault, Idempotent, Leases, Tx, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
-use support::{Backend, PlainSql, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::task::JoinSet;
+use support::{
+    Backend, JoinSet, PlainSql, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn,
+};
 use tokio::time::{sleep, timeout};
 
 /// An answer with all that JSON has to escape.
@@ -112,7 +113,7 @@ on_every_database! {
         assert!(failed.await.unwrap_err().is_conflict());
 
         let pool = db.pool.clone();
-        let panicked = tokio::spawn(async move {
+        let panicked = spawn(async move {
             let body = async |tx: &mut Tx<_>| {
                 charge(tx, "k").await?;
                 assert!(charge(tx, "k").await.is_err(), "a bug of the application");
@@ -208,7 +209,7 @@ on_every_database! {
                 let pool = pool.clone();
                 let second = async move { Idempotent::key(key).wait(bound).run(&pool, async |_| Ok(())).await };
                 let started = Instant::now();
-                let refused: Error = tokio::spawn(second).await.unwrap().unwrap_err();
+                let refused: Error = spawn(second).await.unwrap().unwrap_err();
                 assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
                 Ok::<_, Error>(refused.is_contended())
             });
@@ -413,7 +414,7 @@ on_every_server! {
         for wait in [Duration::from_millis(900), Duration::from_secs(20)] {
             let key = format!("m:{}", wait.as_millis());
             let (has_begun, begun) = tokio::sync::oneshot::channel();
-            let first = tokio::spawn({
+            let first = spawn({
                 let (pool, key) = (db.pool.clone(), key.clone());
                 async move {
                     let body = async |_: &mut Tx<_>| {
@@ -621,6 +622,24 @@ on_databases! { [postgres]
         deleting.rollback().await.unwrap();
         let done = request().run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
         assert_eq!(done, Answered::Now(7));
+    }
+}
+
+on_every_server! {
+    async fn the_wait_for_a_locked_table_is_bounded<S>(db: TestDb<S>) {
+        let request = || Idempotent::key("k").wait(Duration::from_millis(100));
+        let mut altering = db.pool.acquire().await.unwrap();
+        let (lock, unlock) = match S::NAME {
+            "PostgreSQL" => ("BEGIN; LOCK TABLE lockkit_answer IN ACCESS EXCLUSIVE MODE", "COMMIT"),
+            _ => ("LOCK TABLES lockkit_answer WRITE", "UNLOCK TABLES"),
+        };
+        S::execute(&mut altering, lock).await.unwrap();
+        let bounded = async |done| timeout(Duration::from_mins(1), done).await.expect("a bound");
+        let work = || Box::pin(request().run(&db.pool, async |_| Ok::<_, Error>(1)));
+        let err = bounded(work()).await.unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+        S::execute(&mut altering, unlock).await.unwrap();
+        assert_eq!(bounded(work()).await.unwrap(), Answered::Now(1));
     }
 }
 

@@ -24,7 +24,12 @@ use crate::{
 const OUTSIDE: &str = "needs a transaction: outside of one the name would be unlocked at once";
 
 /// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.
-pub(super) const BACKSTOP: Duration = Duration::from_secs(2);
+const BACKSTOP: Duration = Duration::from_secs(2);
+
+/// When a statement that is sent now, and waits so long, counts as lost.
+pub(super) fn backstop(wait: Wait) -> Option<Instant> {
+    wait.millis().map(|it| Instant::now() + Duration::from_millis(it) + BACKSTOP)
+}
 
 /// Locks a name for the rest of a transaction.
 ///
@@ -164,7 +169,7 @@ impl NamedLock {
         let started = Instant::now();
         let waited = || started.elapsed();
         // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
-        let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+        let backstop = backstop(wait);
         let taking = async {
             let inside = conn.for_query();
             let Some(taken) = until(backstop, DB::named_lock(inside, self.of, &self.key, self.sharing, wait)).await

@@ -19,7 +19,7 @@ use crate::{
             ops::{IdempotentOps, StoredAnswer},
         },
         in_step,
-        named::{BACKSTOP, NamedLock},
+        named::{NamedLock, backstop},
         note_answer,
         tx::{Opening, PASS_TX, Terms, Tx, check_begun, check_failed, if_alive, refuse_under_own_lock},
     },
@@ -94,7 +94,7 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     async fn begin_once(&self, wait: Wait) -> Result<Looked<DB>> {
         let Self { pool, key, at, .. } = *self;
         let started = Instant::now();
-        let (looking, found) = self.look().await?;
+        let (looking, found) = self.look(wait).await?;
         if let Some(Found::Answer(answer)) = found {
             looking.put_back();
             return Ok(Looked::Answer(answer));
@@ -114,8 +114,7 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
             }
             // Another request may have stored its answer since. The row may be locked, by a session without the lock of
             // the key.
-            let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
-            let Some(looked) = until(backstop, DB::answer_look_locked(tx.for_query(), key)).await else {
+            let Some(looked) = until(backstop(wait), DB::answer_look_locked(tx.for_query(), key)).await else {
                 return Err(Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None });
             };
             let looked = looked.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err));
@@ -136,8 +135,8 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     }
 
     /// The stored answer, if there is one. Takes no lock.
-    pub(super) async fn answer(&self) -> Result<Option<Vec<u8>>> {
-        let (looking, found) = self.look().await?;
+    pub(super) async fn answer(&self, wait: Wait) -> Result<Option<Vec<u8>>> {
+        let (looking, found) = self.look(wait).await?;
         looking.put_back();
         Ok(match found {
             Some(Found::Answer(answer)) => Some(answer),
@@ -146,19 +145,22 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     }
 
     /// Looks outside of a transaction, and returns the connection.
-    async fn look(&self) -> Result<(Opening<DB>, Option<Found>)> {
+    async fn look(&self, wait: Wait) -> Result<(Opening<DB>, Option<Found>)> {
         let Self { pool, key, .. } = *self;
         if let Some(kept) = Opening::kept(pool)
-            && let Some(looked) = if_alive(pool, self.look_on(kept)).await
+            && let Some(looked) = if_alive(pool, self.look_on(kept, wait)).await
         {
             return looked;
         }
-        self.look_on(Opening::new(pool, LOOKING, Some(key)).await?).await
+        self.look_on(Opening::new(pool, LOOKING, Some(key)).await?, wait).await
     }
 
-    async fn look_on(&self, mut looking: Opening<DB>) -> Result<(Opening<DB>, Option<Found>)> {
+    /// A lock of the whole table holds up those who only read, too.
+    async fn look_on(&self, mut looking: Opening<DB>, wait: Wait) -> Result<(Opening<DB>, Option<Found>)> {
         let (conn, session) = looking.conn();
-        let row = DB::answer_look(conn, session, self.key).await;
+        let Some(row) = until(backstop(wait), DB::answer_look(conn, session, self.key)).await else {
+            return Err(no_answer(LOOKING, Some(self.key)));
+        };
         let row = row.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(self.key), err));
         match row.and_then(|row| self.found(row)) {
             Ok(found) => Ok((looking, found)),

@@ -272,7 +272,7 @@ impl Idempotent {
         let lease_key = Key::new(format!("{key}/answer"))?;
         let (pool, started) = (leases.store(), Instant::now());
         let asked = Asked { pool, key, fingerprint: *fingerprint, at };
-        if let Some(text) = asked.answer().await? {
+        if let Some(text) = asked.answer(wait).await? {
             return Ok(Claimed::Before(Stored { key: answering.key, text }));
         }
         let lease = leases.lease(lease_key).wait(wait).acquire().await.map_err(|err| named(err, key))?;
