@@ -147,3 +147,56 @@ impl RedisStoreBuilder {
         Ok(Node::new(server, Terms { layout, longest_ttl, quarantine, limits }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::Client;
+
+    use super::*;
+    use crate::store::{LEAST_TTL, LONGEST};
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    /// The setting that is refused.
+    fn refused(set: impl FnOnce(RedisStoreBuilder) -> RedisStoreBuilder) -> Option<&'static str> {
+        let client = Client::open("redis://localhost/").expect("it is an address");
+        match set(RedisStoreBuilder::new(client.into())).node() {
+            Ok(_) => None,
+            Err(ConnectError::InvalidOption { option, .. }) => Some(option),
+            Err(err) => panic!("{err:?}"),
+        }
+    }
+
+    #[test]
+    fn each_setting_has_its_limits() {
+        assert_eq!(LONGEST, Duration::from_hours(365 * 24), "as the documents say");
+        for ttl in [LEAST_TTL, LONGEST] {
+            assert_eq!(refused(|it| it.longest_ttl(ttl)), None, "{ttl:?}");
+        }
+        for ttl in [LEAST_TTL - MOMENT, LONGEST + MOMENT] {
+            assert_eq!(refused(|it| it.longest_ttl(ttl)), Some("longest_ttl"), "{ttl:?}");
+        }
+        let minute = Duration::from_mins(1);
+        for quarantine in [Duration::ZERO, minute, LONGEST] {
+            assert_eq!(refused(|it| it.longest_ttl(minute).quarantine(quarantine)), None, "{quarantine:?}");
+        }
+        for quarantine in [MOMENT, minute - MOMENT, LONGEST + MOMENT] {
+            let refused = refused(|it| it.longest_ttl(minute).quarantine(quarantine));
+            assert_eq!(refused, Some("quarantine"), "{quarantine:?}");
+        }
+        assert_eq!(refused(|it| it.connect_timeout(Duration::ZERO)), Some("connect_timeout"));
+        assert_eq!(refused(|it| it.answer_timeout(Duration::ZERO)), Some("connect_timeout"));
+    }
+
+    #[test]
+    fn a_store_without_quarantine_learns_none() {
+        let client = Client::open("redis://localhost/").expect("it is an address");
+        let quarantine_of = |quarantine| {
+            let builder = RedisStoreBuilder::new(client.clone().into()).longest_ttl(LEAST_TTL).quarantine(quarantine);
+            let node = builder.node().expect("it is valid");
+            node.learn(90_000);
+            node.quarantine.into_inner()
+        };
+        assert_eq!((quarantine_of(Duration::ZERO), quarantine_of(LEAST_TTL)), (0, 90_000));
+    }
+}

@@ -137,7 +137,7 @@ pub(crate) fn all(taken: Taken, claims: &[Claim], longest_ttl: Duration) -> Acqu
         Taken::Granted(given) => AcquiredAll::Granted(
             given.into_iter().zip(claims).map(|(it, claim)| grant(it, claim, longest_ttl)).collect(),
         ),
-        Taken::Held { at, free_in } => AcquiredAll::Held { key: claims[at.min(claims.len() - 1)].key.clone(), free_in },
+        Taken::Held { at, free_in } => AcquiredAll::Held { key: claims[at].key.clone(), free_in },
     }
 }
 
@@ -146,4 +146,19 @@ pub(crate) fn grant(given: Given, claim: &Claim, longest_ttl: Duration) -> Grant
     grant.spare_fences = SPARE;
     grant.ttl = (claim.ttl > longest_ttl).then_some(longest_ttl);
     grant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_says_whether_a_quorum_agreed_on_its_fence() {
+        for agreed in [0, 1] {
+            let fields =
+                [Value::Int(7), Value::Int(agreed), Value::BulkString(Vec::new()), Value::Int(0), Value::Int(-1)];
+            let Ok(Answered::Granted(given)) = answer(Value::Array(fields.to_vec())) else { panic!("it is a grant") };
+            assert_eq!((given.fence, given.is_agreed, given.previous.is_some()), (7, agreed == 1, false));
+        }
+    }
 }

@@ -167,3 +167,114 @@ impl fmt::Debug for Connection {
         f.debug_struct("Connection").field("server", &self.server).field("limits", &self.limits).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufReader, Write},
+        net::{TcpListener, TcpStream},
+        sync::{Arc, Mutex},
+        thread,
+        time::Duration,
+    };
+
+    use redis::{Client, Parser, cmd};
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { connect: Duration::from_mins(1), answer: Duration::from_mins(1) };
+
+    /// The commands that a server received, but for those with which a client begins, and the connections that it had.
+    #[derive(Debug, Default)]
+    struct Received {
+        commands: Vec<String>,
+        connections: usize,
+    }
+
+    /// Longer than a client takes to poll a request for the first time.
+    const PAUSE: Duration = Duration::from_millis(200);
+
+    /// A server that closes the connection after `BREAK`, refuses `REFUSE`, never answers `WAIT`, and answers all else.
+    fn server() -> (Server, Arc<Mutex<Received>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client =
+            Client::open(format!("redis://{}/", listener.local_addr().expect("an address"))).expect("a client");
+        let received = Arc::<Mutex<Received>>::default();
+        let shared = received.clone();
+        thread::spawn(move || {
+            for socket in listener.incoming().map_while(Result::ok) {
+                shared.lock().unwrap().connections += 1;
+                let shared = shared.clone();
+                thread::spawn(move || serve(&socket, &shared));
+            }
+        });
+        (client.into(), received)
+    }
+
+    fn serve(mut socket: &TcpStream, received: &Mutex<Received>) {
+        let (mut parser, mut reader) = (Parser::new(), BufReader::new(socket));
+        while let Ok(command) = parser.parse_value(&mut reader) {
+            let words: Vec<String> = redis::from_redis_value(command).expect("words");
+            let answer = match &*words[0] {
+                "INFO" => "$5\r\nx:y\r\n\r\n",
+                "CLIENT" | "HELLO" => "+OK\r\n",
+                name => {
+                    received.lock().unwrap().commands.push(name.to_owned());
+                    match name {
+                        "BREAK" => return thread::sleep(PAUSE),
+                        "WAIT" => continue,
+                        "REFUSE" => "-ERR refused\r\n",
+                        _ => "+OK\r\n",
+                    }
+                }
+            };
+            socket.write_all(answer.as_bytes()).expect("it is read");
+        }
+    }
+
+    async fn send(connection: &Connection, name: &str) -> Result<Value, Failure> {
+        connection.query(|_| cmd(name)).await
+    }
+
+    #[tokio::test]
+    async fn a_command_that_may_have_been_executed_is_not_sent_again() {
+        let (server, received) = server();
+        let connection = Connection::new(server, LIMITS);
+        for name in ["BREAK", "REFUSE"] {
+            assert!(send(&connection, name).await.is_err(), "{name}");
+        }
+        send(&connection, "OTHER").await.expect("it is answered");
+        assert_eq!(received.lock().unwrap().commands, ["BREAK", "REFUSE", "OTHER"]);
+    }
+
+    #[tokio::test]
+    async fn a_command_that_waits_for_its_answer_ends_no_connection() {
+        let (server, received) = server();
+        let connection = Arc::new(Connection::new(server, LIMITS));
+        let waiting = tokio::spawn({
+            let connection = connection.clone();
+            async move { send(&connection, "WAIT").await }
+        });
+        while received.lock().unwrap().commands.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let state = connection.current().await.expect("it is open").state;
+        assert!(state.silent_since().is_some());
+        assert_eq!(received.lock().unwrap().connections, 1);
+        waiting.abort();
+    }
+
+    #[tokio::test]
+    async fn a_script_that_failed_is_not_sent_again_as_a_text() {
+        let (server, _) = server();
+        let connection = Connection::new(server, LIMITS);
+        let sent = Mutex::new(0);
+        let scripts = crate::script::Scripts::of(crate::layout::Layout::Token);
+        let refused = scripts.renew.run(&connection, |call, _| {
+            *sent.lock().unwrap() += 1;
+            *call = cmd("REFUSE");
+        });
+        assert!(refused.await.is_err());
+        assert_eq!(sent.into_inner().unwrap(), 1);
+    }
+}

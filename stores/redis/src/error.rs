@@ -167,3 +167,53 @@ impl Failure {
         Error::database(doing, key, self.fault(), self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error as a server sends it.
+    fn sent(text: &str) -> Failure {
+        let value = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).expect("an error is a value");
+        value.extract_error().expect_err("it is an error").into()
+    }
+
+    fn broken() -> Failure {
+        RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset)).into()
+    }
+
+    #[test]
+    fn errors_of_the_scripts_are_read() {
+        let foreign = sent("FOREIGN `k` has a value");
+        assert!(matches!(&foreign, Failure::Foreign(what) if what == "`k` has a value"), "{foreign:?}");
+        let evicts = Unfit::Evicts { policy: "allkeys-lru".to_owned(), maxmemory: 100 };
+        assert!(matches!(sent("EVICTS allkeys-lru 100"), Failure::Unfit(it) if it == evicts));
+    }
+
+    #[test]
+    fn a_connection_ends_when_it_broke_is_silent_or_reaches_a_replica() {
+        assert!(broken().ends_connection() && Failure::silent("answering", Duration::ZERO).ends_connection());
+        assert!(sent("READONLY it is a replica").ends_connection());
+        for other in [sent("NOSCRIPT no such script"), sent("ERR ?"), sent("LOADING ?"), Failure::Panicked] {
+            assert!(!other.ends_connection(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_server_without_the_script_gets_its_text() {
+        assert!(sent("NOSCRIPT no such script").is_no_script());
+        assert!(![sent("ERR ?"), sent("READONLY ?"), broken()].iter().any(Failure::is_no_script));
+    }
+
+    #[test]
+    fn a_server_that_may_answer_later_is_unavailable() {
+        for text in ["LOADING ?", "MASTERDOWN ?", "CLUSTERDOWN ?", "TRYAGAIN ?", "NOREPLICAS ?", "BUSY ?"] {
+            assert_eq!(sent(text).fault(), Fault::Unavailable, "{text}");
+        }
+        assert_eq!(broken().fault(), Fault::Unavailable);
+        assert_eq!(sent("READONLY ?").fault(), Fault::ReadOnly);
+        for text in ["OOM ?", "ERR ?", "NOPERM ?", "WRONGTYPE ?"] {
+            assert_eq!(sent(text).fault(), Fault::Other, "{text}");
+        }
+    }
+}

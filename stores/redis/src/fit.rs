@@ -113,6 +113,9 @@ mod tests {
         assert_eq!(checked(&[("maxmemory", "1000")]), Ok(()));
         assert_eq!(checked(&[("role", "slave")]), Err(Unfit::Replica));
         assert_eq!(checked(&[("cluster_enabled", "1")]), Err(Unfit::Cluster));
-        assert!(matches!(checked(&[("redis_version", "3.2.1")]), Err(Unfit::TooOld { .. })));
+        for (old, new) in [("3.2.1", "5.0.0"), ("4.0.14", "10.0")] {
+            assert!(matches!(checked(&[("redis_version", old)]), Err(Unfit::TooOld { .. })), "{old}");
+            assert_eq!(checked(&[("redis_version", new)]), Ok(()), "{new}");
+        }
     }
 }

@@ -105,3 +105,38 @@ fn another_client(value: &str, expires: bool) -> String {
     let expiry = if expires { "" } else { ", without an expiry" };
     format!("another client: {shown}{expiry}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    /// A lease as a list answers it.
+    fn seen(left: i64, agreed: i64) -> Seen {
+        let texts = [text("k"), text(&"0".repeat(32)), Value::Int(1), text("test")];
+        let numbers = [7, 1_000_000, 500_000, left, 3, 30_000, agreed].map(Value::Int);
+        let answer = Value::Array(vec![text(""), Value::Array([&texts[..], &numbers[..]].concat())]);
+        records(answer).expect("it is a list").0.remove(0)
+    }
+
+    #[test]
+    fn a_lease_is_read_as_the_script_answers_it() {
+        for agreed in [0, 1] {
+            let Seen { record, is_agreed } = seen(1500, agreed);
+            assert_eq!(is_agreed, agreed == 1);
+            let info = record.info;
+            assert_eq!((info.fence.get(), info.renewals), (7, 3));
+            assert_eq!(info.acquired_at, UNIX_EPOCH + Duration::from_secs(1));
+            assert_eq!((info.held_for, info.expires_in), (Duration::from_millis(500), Duration::from_millis(1500)));
+            assert_eq!(info.ttl, Some(Duration::from_secs(30)));
+        }
+    }
+
+    #[test]
+    fn a_lock_without_an_expiry_is_shown_with_one_in_a_year() {
+        assert_eq!(seen(-1, 0).record.info.expires_in, Duration::from_hours(365 * 24));
+    }
+}

@@ -139,17 +139,21 @@ impl Shared {
     }
 }
 
-async fn listen(shared: Arc<Shared>) {
+/// The pause after an attempt that lasted so long. It doubles unless the subscription was there for a while.
+fn next_pause(pause: Duration, lasted: Duration) -> Duration {
     let (shortest, longest) = PAUSES;
-    let mut pause = shortest;
+    if lasted > longest { shortest } else { (pause * 2).min(longest) }
+}
+
+async fn listen(shared: Arc<Shared>) {
+    let (mut pause, _) = PAUSES;
     loop {
         let begun = Instant::now();
-        match subscribed(&shared).await {
-            Ok(()) => return,
-            Err(_) if begun.elapsed() > longest => pause = shortest,
-            // Waiters poll in the meantime.
-            Err(_) => pause = (pause * 2).min(longest),
+        if subscribed(&shared).await.is_ok() {
+            return;
         }
+        // Waiters poll in the meantime.
+        pause = next_pause(pause, begun.elapsed());
         sleep(pause).await;
         if shared.is_done() {
             return;
@@ -210,5 +214,20 @@ async fn subscribed(shared: &Shared) -> Result<(), Failure> {
 impl fmt::Debug for Subscriptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscriptions").field("channels", &self.0.state().channels.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_and_are_short_again_after_a_subscription_that_lasted() {
+        let (shortest, longest) = PAUSES;
+        let failing = |pause| next_pause(pause, Duration::ZERO);
+        assert_eq!(failing(shortest), shortest * 2);
+        assert_eq!((failing(longest - shortest), failing(longest)), (longest, longest));
+        assert_eq!(next_pause(longest, longest), longest);
+        assert_eq!(next_pause(longest, longest + shortest), shortest);
     }
 }

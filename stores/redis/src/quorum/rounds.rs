@@ -14,7 +14,7 @@ use crate::{
     look::Seen,
     quorum::{
         members::{GRACE, Member, Members},
-        votes::{Votes, agreement, all_are_clear, refusal, together},
+        votes::{Votes, agreement, all_are_clear, granted, refusal, released, renewed, together},
     },
 };
 
@@ -27,12 +27,11 @@ impl Members {
             let claims = claims.clone();
             async move { it.node.acquire(&claims).await }
         };
-        let granted = |votes: &Votes<Taken>| votes.number(|it| matches!(it, Taken::Granted(_)));
         let mut votes = self.query(request, |it| it.is_decided(granted(it), needed)).await;
         if granted(&votes) < needed {
             self.release_granted(&claims, &votes).await;
             self.check(&mut votes)?;
-            return Ok(refusal(&votes, needed - granted(&votes)));
+            return Ok(refusal(&votes, needed));
         }
         let given = agreement(&claims, &votes);
         let fences: Arc<[u64]> = given.iter().map(|it| it.fence).collect();
@@ -94,17 +93,7 @@ impl Members {
         let is_done = |it: &Votes<Vec<Answer>>| all_are_clear(it, releases.len(), self.0.len());
         let mut votes = self.query(request, is_done).await;
         self.check(&mut votes)?;
-        let count = |at: usize, what| votes.number(|it| it[at] == what);
-        let silent = self.0.len() - votes.answered();
-        // Whatever the silent servers answer, no majority holds the lease any more.
-        let answer = |at| {
-            if count(at, Answer::Done) + silent >= needed && count(at, Answer::Done) > 0 {
-                Answer::Done
-            } else {
-                Answer::Gone
-            }
-        };
-        Ok((0..releases.len()).map(answer).collect())
+        Ok((0..releases.len()).map(|at| released(&votes, at, needed)).collect())
     }
 
     pub(crate) async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>, Failure> {
@@ -120,18 +109,7 @@ impl Members {
         let is_done = |it: &Votes<Vec<Answer>>| all_are_clear(it, renewals.len(), self.0.len());
         let mut votes = self.query(request, is_done).await;
         self.check(&mut votes)?;
-        let answer = |at: usize| {
-            let count = |what| votes.number(|it| it[at] == what);
-            if count(Answer::Done) >= needed {
-                Answer::Done
-            } else if count(Answer::Gone) > self.0.len() - needed {
-                Answer::Gone
-            } else {
-                // A majority may still hold it.
-                Answer::Busy
-            }
-        };
-        Ok((0..renewals.len()).map(answer).collect())
+        Ok((0..renewals.len()).map(|at| renewed(&votes, at, needed)).collect())
     }
 
     /// The held leases that the servers see.
@@ -142,7 +120,7 @@ impl Members {
         let needed = self.needed();
         let mut votes = self.survey(request).await;
         self.check(&mut votes)?;
-        let silent = self.0.len() - votes.answered();
+        let silent = votes.silent();
         let mut seen: Vec<Seen> = votes.answers.into_iter().flatten().flatten().collect();
         seen.sort_by(|a, b| (&a.record.info.key, a.record.token).cmp(&(&b.record.info.key, b.record.token)));
         let same = |a: &Seen, b: &Seen| (a.record.token, &a.record.info.key) == (b.record.token, &b.record.info.key);

@@ -30,9 +30,14 @@ impl<T> Votes<T> {
         self.answers.iter().flatten().count()
     }
 
+    /// How many servers have not answered. The others may have failed.
+    pub(crate) fn silent(&self) -> usize {
+        self.answers.len() - self.answered()
+    }
+
     /// Whether a majority agrees, or no majority can agree any more and a majority has answered.
     pub(crate) fn is_decided(&self, agreeing: usize, needed: usize) -> bool {
-        let open = self.answers.len() - self.answered() - self.failed;
+        let open = self.silent() - self.failed;
         agreeing >= needed || agreeing + open < needed && self.answered() >= needed
     }
 
@@ -75,6 +80,26 @@ pub(crate) fn all_are_clear(votes: &Votes<Vec<Answer>>, requests: usize, nodes: 
     })
 }
 
+/// The answer to the release at this place of the request. `Done` if a majority held the lease, or did so if the silent
+/// servers held it, too. Whatever they answer, no majority holds it any more.
+pub(crate) fn released(votes: &Votes<Vec<Answer>>, at: usize, needed: usize) -> Answer {
+    let done = votes.number(|it| it[at] == Answer::Done);
+    if done > 0 && done + votes.silent() >= needed { Answer::Done } else { Answer::Gone }
+}
+
+/// The answer to the renewal at this place of the request.
+pub(crate) fn renewed(votes: &Votes<Vec<Answer>>, at: usize, needed: usize) -> Answer {
+    let count = |what| votes.number(|it| it[at] == what);
+    if count(Answer::Done) >= needed {
+        Answer::Done
+    } else if count(Answer::Gone) > votes.answers.len() - needed {
+        Answer::Gone
+    } else {
+        // A majority may still hold it.
+        Answer::Busy
+    }
+}
+
 /// The fences of a majority's grants, and who held the leases before.
 pub(crate) fn agreement(claims: &[Claim], votes: &Votes<Taken>) -> Vec<Given> {
     let grants =
@@ -90,8 +115,14 @@ pub(crate) fn agreement(claims: &[Claim], votes: &Votes<Taken>) -> Vec<Given> {
     (0..claims.len()).map(of_claim).collect()
 }
 
-/// The answer to a refused request that lacks this many grants.
-pub(crate) fn refusal(votes: &Votes<Taken>, lacking: usize) -> Taken {
+/// How many servers have granted the request.
+pub(crate) fn granted(votes: &Votes<Taken>) -> usize {
+    votes.number(|it| matches!(it, Taken::Granted(_)))
+}
+
+/// The answer to a refused request, for which this many grants are needed.
+pub(crate) fn refusal(votes: &Votes<Taken>, needed: usize) -> Taken {
+    let lacking = needed - granted(votes);
     let mut held: Vec<(Option<Duration>, usize)> = Vec::new();
     for answer in votes.answers.iter().flatten() {
         if let Taken::Held { at, free_in } = answer {
@@ -102,4 +133,119 @@ pub(crate) fn refusal(votes: &Votes<Taken>, lacking: usize) -> Taken {
     held.sort_unstable_by_key(|(free_in, _)| free_in.unwrap_or(Duration::MAX));
     let (free_in, at) = held.get(lacking.saturating_sub(1)).or(held.last()).copied().unwrap_or((None, 0));
     Taken::Held { at, free_in }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use lockkit::{
+        Fence,
+        store::{LeaseInfo, Previous, Token},
+    };
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Votes of servers: an answer, or `None` for one that has not answered. `failed` of these have failed.
+    fn votes<T>(answers: Vec<Option<T>>, failed: usize) -> Votes<T> {
+        Votes { answers, failed, failure: None }
+    }
+
+    #[test]
+    fn a_round_is_decided_when_no_answer_can_change_it_and_a_majority_has_answered() {
+        let answers = |answered: usize, failed| votes((0..5).map(|it| (it < answered).then_some(())).collect(), failed);
+        let decided = |answered, agreeing, failed| answers(answered, failed).is_decided(agreeing, 3);
+        assert!(decided(3, 3, 0) && decided(5, 4, 0), "a majority agrees");
+        assert!(!decided(2, 2, 0) && !decided(3, 2, 0) && !decided(4, 2, 0), "another one may agree");
+        assert!(decided(3, 0, 0) && decided(4, 1, 0) && decided(4, 2, 1), "no majority can agree any more");
+        assert!(!decided(2, 0, 0) && !decided(2, 0, 3), "less than a majority has answered");
+        assert!(!decided(3, 1, 0) && decided(3, 1, 1), "a server that failed will not agree");
+    }
+
+    #[test]
+    fn a_silent_server_is_the_failure_that_counts() {
+        let refused = || Failure::Foreign("?".to_owned());
+        let mut votes = Votes::<()>::none(5);
+        for (at, failure) in [refused(), Failure::silent("answering", SECOND), refused()].into_iter().enumerate() {
+            votes.count(at, Err(failure));
+        }
+        votes.count(3, Ok(()));
+        assert!(matches!(votes.failure, Some(Failure::Silent(_))));
+        assert_eq!((votes.failed, votes.answered(), votes.silent()), (3, 1, 4));
+    }
+
+    #[test]
+    fn releases_and_renewals_are_done_gone_or_unclear() {
+        use Answer::{Done, Gone};
+        // The answers of five servers, whether they are clear, and what they mean to a release and to a renewal.
+        let cases = [
+            ([Some(Done), Some(Done), Some(Done), None, None], true, Done, Done),
+            ([Some(Gone), Some(Gone), Some(Gone), None, None], true, Gone, Gone),
+            ([Some(Done), Some(Gone), Some(Gone), Some(Gone), None], true, Gone, Gone),
+            ([Some(Done), Some(Gone), Some(Gone), None, None], false, Done, Answer::Busy),
+            ([Some(Done), Some(Done), Some(Gone), Some(Gone), None], false, Done, Answer::Busy),
+            ([Some(Gone), Some(Gone), None, None, None], false, Gone, Answer::Busy),
+        ];
+        for (answers, is_clear, release, renewal) in cases {
+            // Beside a request that is clear at all times.
+            let lists = |it: Answer| vec![if it == Done { Done } else { Gone }, it];
+            let both = votes(answers.map(|it| it.map(lists)).to_vec(), 0);
+            let alone = votes(answers.map(|it| it.map(|it| vec![it])).to_vec(), 0);
+            assert_eq!(all_are_clear(&alone, 1, 5), is_clear, "{answers:?}");
+            assert_eq!(all_are_clear(&both, 2, 5), is_clear, "{answers:?}");
+            assert_eq!(released(&alone, 0, 3), release, "{answers:?}");
+            assert_eq!(renewed(&alone, 0, 3), renewal, "{answers:?}");
+        }
+    }
+
+    fn granted_with(fence: u64, is_agreed: bool, before: Option<u64>) -> Option<Taken> {
+        let previous = before.map(|it| Previous::new("test", Fence::from(it), SECOND));
+        Some(Taken::Granted(vec![Given { fence, is_agreed, previous }]))
+    }
+
+    fn held(seconds: Option<u32>, at: usize) -> Option<Taken> {
+        Some(Taken::Held { at, free_in: seconds.map(|it| SECOND * it) })
+    }
+
+    #[test]
+    fn a_refusal_says_when_as_many_locks_as_are_needed_may_be_free() {
+        let refused = |answers| match refusal(&votes(answers, 0), 3) {
+            Taken::Held { at, free_in } => (at, free_in.map(|it| it.as_secs())),
+            Taken::Granted(_) => panic!("it is refused"),
+        };
+        let ends = || vec![held(None, 4), held(Some(9), 3), held(Some(5), 2), held(Some(7), 1)];
+        assert_eq!(refused(ends()), (3, Some(9)), "three are needed");
+        let mut ends_with_grant = ends();
+        ends_with_grant.push(granted_with(1, false, None));
+        assert_eq!(refused(ends_with_grant), (1, Some(7)), "two are needed");
+        assert_eq!(refused(vec![held(None, 4), held(Some(9), 3), None]), (4, None), "one has not answered");
+        assert_eq!(refused(vec![None]), (0, None));
+    }
+
+    #[test]
+    fn the_greatest_fence_is_agreed_on_unless_one_was_before() {
+        let claims = [Claim::new("k", Token::random(), "test", SECOND)];
+        let agreed = |answers| {
+            let given = agreement(&claims, &votes(answers, 0)).remove(0);
+            (given.fence, given.previous.map(|it| it.fence.get()))
+        };
+        let new = vec![granted_with(7, false, Some(2)), granted_with(9, false, Some(3)), held(None, 0), None];
+        assert_eq!(agreed(new), (9, Some(3)));
+        assert_eq!(agreed(vec![granted_with(7, true, None), granted_with(9, false, None)]), (7, None));
+    }
+
+    #[test]
+    fn a_lease_is_held_until_less_than_a_majority_hold_it() {
+        let seen = |fence, is_agreed, left: u32, renewals| {
+            let mut info = LeaseInfo::new("k".into(), "test".to_owned(), Fence::from(fence), SystemTime::now());
+            (info.expires_in, info.renewals) = (SECOND * left, renewals);
+            Seen { record: LeaseRecord::new(Token::nobody(), info), is_agreed }
+        };
+        let lease = [seen(7, true, 5, 1), seen(9, false, 9, 3), seen(6, true, 7, 2)];
+        let info = together(&lease, 2).expect("it is seen").info;
+        assert_eq!((info.fence.get(), info.expires_in, info.renewals), (7, SECOND * 7, 3));
+        assert!(together(&[], 2).is_none());
+    }
 }
