@@ -243,6 +243,8 @@ mod tests {
         for name in ["BREAK", "REFUSE"] {
             assert!(send(&connection, name).await.is_err(), "{name}");
         }
+        let state = connection.current().await.expect("it is open").state;
+        assert!(state.silent_since().is_none(), "a refusal is an answer");
         send(&connection, "OTHER").await.expect("it is answered");
         assert_eq!(received.lock().unwrap().commands, ["BREAK", "REFUSE", "OTHER"]);
     }

@@ -193,6 +193,9 @@ mod tests {
     #[test]
     fn a_connection_ends_when_it_broke_is_silent_or_reaches_a_replica() {
         assert!(broken().ends_connection() && Failure::silent("answering", Duration::ZERO).ends_connection());
+        let late: Failure = RedisError::from(io::Error::from(io::ErrorKind::TimedOut)).into();
+        let garbled: Failure = RedisError::from((ErrorKind::Parse, "it is no answer")).into();
+        assert!(late.ends_connection() && garbled.ends_connection());
         assert!(sent("READONLY it is a replica").ends_connection());
         for other in [sent("NOSCRIPT no such script"), sent("ERR ?"), sent("LOADING ?"), Failure::Panicked] {
             assert!(!other.ends_connection(), "{other:?}");

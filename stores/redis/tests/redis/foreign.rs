@@ -156,6 +156,26 @@ async fn what_was_put_over_one_lease_harms_no_other() {
     }
 }
 
+// Many releases that are sent together. One that is sent again alone gets the error.
+#[tokio::test]
+async fn a_release_in_a_batch_leaves_what_need_not_be_a_lock_and_frees_the_others() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let [first, last] = ["first", "last"].map(|it| claim(it, TTL));
+    take(&store, &first).await;
+    take(&store, &last).await;
+    send::<()>(&mut conn, "SET data db1").await;
+    let data = store.lease_look(&"data".into()).await.unwrap().expect("it looks like a lock").token;
+    let releases = [("first", first.token), ("data", data), ("last", last.token)];
+    let releases = releases.map(|(key, token)| Release::new(key, token, Duration::ZERO));
+    let answers = store.lease_release_all_unpinned(&releases).await.unwrap();
+    assert_eq!(answers, [Answer::Done, Answer::Busy, Answer::Done]);
+    assert_eq!(send::<usize>(&mut conn, "EXISTS first data last").await, 1);
+    let again = store.lease_release_all_unpinned(&releases).await.unwrap();
+    assert_eq!(again, [Answer::Gone, Answer::Busy, Answer::Gone]);
+    assert!(store.lease_release_all(&releases).await.is_err());
+}
+
 #[tokio::test]
 async fn a_row_that_lockkit_did_not_write_is_refused_and_stays() {
     let server = Redis::start();

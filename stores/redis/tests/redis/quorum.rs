@@ -1,6 +1,9 @@
 //! Leases in a majority of servers, of which some stop, die, forget, or have another clock.
 
-use std::time::Duration;
+use std::{
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use lockkit::{
     Error, LeaseStore, Leases,
@@ -342,6 +345,18 @@ async fn a_dropped_request_leaves_no_lease() {
 }
 
 #[tokio::test]
+async fn a_refused_request_gives_back_what_it_took() {
+    const LONG: Duration = Duration::from_hours(1);
+    let servers = independent(3);
+    let quorum = quorum(&servers, LONG).await;
+    for server in &servers[..2] {
+        send::<()>(&mut plain(server).await, "SET k other PX 3600000").await;
+    }
+    assert!(is_refused(&quorum, &claim("k", LONG)).await);
+    until("the third server is free", async || locked(&servers[2..], "k").await == 0).await;
+}
+
+#[tokio::test]
 async fn a_release_wakes_the_waiters() {
     let servers = independent(3);
     let (here, there) = (quorum(&servers, TTL).await, Quorum::with(members(&servers, TTL)).await.unwrap());
@@ -349,8 +364,9 @@ async fn a_release_wakes_the_waiters() {
     take(&here, &held).await;
     // The first is woken by the beginning of the subscriptions.
     there.lease_freed(&held.key).await;
-    let waiting = tokio::spawn(async move { there.lease_freed(&"k".into()).await });
-    tokio::task::yield_now().await;
+    let mut freed = Box::pin(async move { there.lease_freed(&"k".into()).await });
+    assert!(freed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "nothing was released");
+    let waiting = tokio::spawn(freed);
     here.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
     tokio::time::timeout(PATIENCE, waiting).await.expect("it is woken").unwrap();
     assert!(matches!(here.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));

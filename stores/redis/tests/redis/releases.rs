@@ -65,6 +65,8 @@ async fn one_connection_serves_all_waiters_and_is_closed_after_the_last() {
     let (store, mut conn) = (store(&server).await, plain(&server).await);
     let subscribers = async |conn: &mut _| send::<String>(conn, "CLIENT LIST TYPE pubsub").await.lines().count();
     assert_eq!(subscribers(&mut conn).await, 0);
+    let connections = async |conn: &mut _| send::<String>(conn, "CLIENT LIST").await.lines().count();
+    let before = connections(&mut conn).await;
     let settled = |key| settled(&server, &store, key);
     let (a, b, c) = tokio::join!(settled("a"), settled("b"), settled("c"));
     let mut settled = vec![a, b, c];
@@ -75,7 +77,7 @@ async fn one_connection_serves_all_waiters_and_is_closed_after_the_last() {
     for waiter in &settled {
         waiter.abort();
     }
-    until("the connection is closed", async || subscribers(&mut conn).await == 0).await;
+    until("the connection is closed", async || connections(&mut conn).await == before).await;
 }
 
 #[tokio::test]
