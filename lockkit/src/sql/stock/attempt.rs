@@ -329,3 +329,22 @@ impl Waiting {
         wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))
     }
 }
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use sqlx::SqlitePool;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wait_is_answered_until_the_server_is_unavailable() {
+        let pool = SqlitePool::connect_lazy("sqlite::memory:").expect("it is an address");
+        let stock = Stock::new(pool, "k");
+        let waiting = stock.waiting();
+        let refused = stock.failed(&waiting, sqlx::Error::RowNotFound);
+        assert!(waiting.is_answered(), "{refused:?}");
+        let broken = stock.failed(&waiting, timed_out().into());
+        assert!(matches!(broken, Error::Database { fault: Fault::Unavailable, .. }), "{broken:?}");
+        assert!(!waiting.is_answered());
+    }
+}
