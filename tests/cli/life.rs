@@ -1,21 +1,116 @@
 //! Commands whose lease is lost, or whose `lockkit` is. Each is a group of three: a shell that ends in some way when it
 //! gets SIGTERM, a process that ends with it, and one that ignores it.
 
-use std::{collections::BTreeMap, fs::read_to_string, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs::read_to_string, future::Future, path::Path, sync::Arc, time::Duration};
 
 use rustix::process::Signal;
 use support::{Backend, Proxy, Server, TestDb, on_every_database};
 use tempfile::{TempDir, tempdir};
-use tokio::{process::Child, task::JoinSet, time::sleep};
+use tokio::{join, process::Child, task::JoinSet, time::sleep};
 
 use crate::{exit_code, lockkit, now, output, send, there_is, url};
 
 /// How the shell ends at SIGTERM: what it does, and whether it can say that it got it.
-const ENDINGS: [(&str, &str); 3] = [
+pub(crate) const ENDINGS: [(&str, &str); 3] = [
     ("exit 0", "trap ': >FOLDER/term; exit 0' TERM"),
     ("exit 3", "trap ': >FOLDER/term; exit 3' TERM"),
     ("signal", "trap ': >FOLDER/term; trap - TERM; kill -TERM $$' TERM"),
 ];
+
+/// Of the lease of each command.
+pub(crate) const TTL: Duration = Duration::from_secs(4);
+
+/// How a lease is lost whose store answers.
+const LOSSES: [&str; 3] = ["stolen", "killed", "stopped"];
+
+/// Where leases are, as it is without `lockkit` and what is between the two.
+pub(crate) trait Place: Send + Sync + 'static {
+    /// The options that name it.
+    fn on(&self) -> Vec<String>;
+
+    /// Until when nobody else can have this lease, in microseconds since 1970. Waits for that moment where only the
+    /// store knows it. The lease is held, and not renewed any more.
+    fn expiry(&self, key: &str) -> impl Future<Output = i128> + Send;
+}
+
+impl<S: Backend> Place for TestDb<S> {
+    fn on(&self) -> Vec<String> {
+        url(&self.url)
+    }
+
+    async fn expiry(&self, key: &str) -> i128 {
+        let expires = format!("SELECT expires_us FROM lockkit_lease WHERE name = '{}'", key.replace('\'', "''"));
+        self.fetch_i64(&expires).await.expect("it is held").into()
+    }
+}
+
+/// How long each command was dead before its lease was another's, or alive after a theft, in microseconds. By how the
+/// lease is lost, and how the command ends.
+pub(crate) type Margins = BTreeMap<(&'static str, &'static str), i128>;
+
+/// Commands whose leases are lost in each way, all at the same time. `place_of` names the place of each.
+pub(crate) async fn lose_each<P: Place>(place_of: impl AsyncFn() -> Arc<P>) -> Margins {
+    let mut cases = JoinSet::new();
+    for ending in ENDINGS {
+        for loss in LOSSES {
+            let place = place_of().await;
+            cases.spawn(async move {
+                let on = place.on();
+                let running = Running::start(&on, loss, ending).await;
+                let margin = match loss {
+                    "stolen" => running.stolen(&on).await,
+                    _ => {
+                        running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
+                        let followed = running.is_followed_without_overlap(&on);
+                        let (expiry, ()) = join!(place.expiry(&running.key), followed);
+                        running.margin(expiry)
+                    }
+                };
+                ((loss, ending.0), margin)
+            });
+        }
+    }
+    cases.join_all().await.into_iter().collect()
+}
+
+/// Commands that reach this place by these options, and it falls silent for longer than the ttl. `silence` returns what
+/// keeps it silent.
+pub(crate) async fn fall_silent<P: Place, T>(
+    place: Arc<P>,
+    on: &[String],
+    silence: impl AsyncFnOnce() -> T,
+) -> Margins {
+    let mut running = Vec::new();
+    for ending in ENDINGS {
+        running.push(Running::start(on, "silence", ending).await);
+    }
+    let silent = silence().await;
+    let mut cases = JoinSet::new();
+    for mut running in running {
+        let place = place.clone();
+        cases.spawn(async move {
+            let key = running.key.clone();
+            let (expiry, ()) = join!(place.expiry(&key), running.is_ended_by_lockkit());
+            (running.margin(expiry), running)
+        });
+    }
+    let ended = cases.join_all().await;
+    drop(silent);
+    let mut margins = Margins::new();
+    for (margin, running) in ended {
+        running.is_followed_without_overlap(&place.on()).await;
+        margins.insert(("silence", running.ending), margin);
+    }
+    margins
+}
+
+/// Shows them, for documents.
+pub(crate) fn print(store: &str, margins: Margins) {
+    for ((loss, ending), margin) in margins {
+        let when = if loss == "stolen" { "after the theft" } else { "before the expiry" };
+        println!("{store}, {loss}, {ending}: last sign of life {} ms {when}", margin / 1000);
+    }
+}
 
 /// A command that runs under a lease.
 pub(crate) struct Running {
@@ -33,7 +128,8 @@ impl Running {
         let trap = trap.replace("FOLDER", &path);
         let script = format!("(trap '' TERM; exec {beat} {path}/stubborn) & {trap}; {beat} {path}/other & wait");
         let key = format!("{name} '{ending}' \"<script>\"");
-        let run = ["run", &key, "--ttl", "4s", "--grace", "1s", "--", "sh", "-c", &script];
+        let ttl = format!("{}s", TTL.as_secs());
+        let run = ["run", &key, "--ttl", &ttl, "--grace", "1s", "--", "sh", "-c", &script];
         let lockkit = lockkit(on, &run).spawn().expect("start lockkit");
         for name in ["stubborn", "other"] {
             let life = folder.path().join(name);
@@ -83,7 +179,7 @@ impl Running {
     }
 
     /// `lockkit` ends it because the lease is lost.
-    async fn is_ended_by_lockkit(&mut self) {
+    pub(crate) async fn is_ended_by_lockkit(&mut self) {
         assert_eq!((exit_code(&mut self.lockkit).await, self.was_asked_to_end()), (Some(79), true), "{}", self.key);
         let last = self.last_sign();
         sleep(Duration::from_millis(50)).await;
@@ -93,12 +189,6 @@ impl Running {
     /// Sends `lockkit` a signal that it cannot catch.
     pub(crate) fn signal_lockkit(&self, signal: Signal) {
         send(&self.lockkit, signal);
-    }
-
-    /// When the lease expires, in microseconds since 1970.
-    async fn expiry<S: Backend>(&self, db: &TestDb<S>) -> i128 {
-        let expires = format!("SELECT expires_us FROM lockkit_lease WHERE name = '{}'", self.key.replace('\'', "''"));
-        db.fetch_i64(&expires).await.expect("it is held").into()
     }
 
     /// How long before this the last sign of life was.
@@ -124,59 +214,28 @@ enum Silent<S: Backend> {
 on_every_database! {
     async fn a_command_ends_before_another_process_can_have_its_lease<S>(db: TestDb<S>) {
         let db = Arc::new(db);
-        let mut cases = JoinSet::new();
-        for ending in ENDINGS {
-            for loss in ["stolen", "killed", "stopped"] {
-                // A process that is stopped while it writes to a SQLite file has the file to itself.
-                let db = if S::NAME == "SQLite" { Arc::new(TestDb::<S>::new().await) } else { db.clone() };
-                cases.spawn(async move {
-                    let on = url(&db.url);
-                    let running = Running::start(&on, loss, ending).await;
-                    let margin = if loss == "stolen" {
-                        running.stolen(&on).await
-                    } else {
-                        running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
-                        let expiry = running.expiry(&db).await;
-                        running.is_followed_without_overlap(&on).await;
-                        running.margin(expiry)
-                    };
-                    ((loss, ending.0), margin)
-                });
-            }
-        }
-        // The same, while a database of its own is silent for longer than the ttl.
-        let quiet = TestDb::<S>::new().await;
+        // A process that is stopped while it writes to a SQLite file has the file to itself.
+        let its_own = async || if S::NAME == "SQLite" { Arc::new(TestDb::<S>::new().await) } else { db.clone() };
+        // The database that is silent is another one.
+        let quiet = Arc::new(TestDb::<S>::new().await);
         let mut silent = match S::NAME {
             "SQLite" => Silent::<S>::Locked(quiet.connect().await),
             _ => Silent::Stalled(Proxy::start(&quiet.url)),
         };
         let on = match &silent {
             Silent::Stalled(proxy) => url(proxy.url()),
-            Silent::Locked(_) => url(&quiet.url),
+            Silent::Locked(_) => quiet.on(),
         };
-        let mut running = Vec::new();
-        for ending in ENDINGS {
-            running.push(Running::start(&on, "silence", ending).await);
-        }
-        match &mut silent {
-            Silent::Stalled(proxy) => proxy.stall(true),
-            Silent::Locked(conn) => drop(S::execute(conn, "BEGIN IMMEDIATE").await.expect("take the write lock")),
-        }
-        let mut margins: BTreeMap<_, _> = BTreeMap::new();
-        for running in &mut running {
-            let expiry = running.expiry(&quiet).await;
-            running.is_ended_by_lockkit().await;
-            margins.insert(("silence", running.ending), running.margin(expiry));
-        }
-        drop(silent);
-        for running in running {
-            running.is_followed_without_overlap(&url(&quiet.url)).await;
-        }
-        margins.extend(cases.join_all().await);
-        for ((loss, ending), margin) in margins {
-            let when = if loss == "stolen" { "after the theft" } else { "before the expiry" };
-            println!("{}, {loss}, {ending}: last sign of life {} ms {when}", S::NAME, margin / 1000);
-        }
+        let silence = async || {
+            match &mut silent {
+                Silent::Stalled(proxy) => proxy.stall(true),
+                Silent::Locked(conn) => drop(S::execute(conn, "BEGIN IMMEDIATE").await.expect("take the write lock")),
+            }
+            silent
+        };
+        let (mut margins, of_silence) = join!(lose_each(its_own), fall_silent(quiet, &on, silence));
+        margins.extend(of_silence);
+        print(S::NAME, margins);
     }
 
     async fn the_guard_makes_a_transaction_fail_when_the_lease_has_passed_on<S>(db: TestDb<S>) {

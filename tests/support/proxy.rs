@@ -46,17 +46,22 @@ struct State {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url).
+    /// Starts a proxy in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url), or that of a
+    /// store, with its port.
     ///
     /// # Panics
     /// If the URL is not that of a server, or outside a tokio runtime.
     pub fn start(url: &str) -> Self {
         let mut url = Url::parse(url).expect("a URL");
         let host = url.host_str().expect("the URL of a server");
-        let is_postgres = url.scheme().starts_with("postgres");
-        let default_port = if is_postgres { 5432 } else { 3306 };
+        // The proxy reads what is said. A database of the user's may offer encryption.
+        let (default_port, unencrypted) = match url.scheme() {
+            "postgres" | "postgresql" => (Some(5432), Some("disable")),
+            "mysql" | "mariadb" => (Some(3306), Some("disabled")),
+            _ => (None, None),
+        };
         let state = Arc::new(State {
-            server: format!("{host}:{}", url.port().unwrap_or(default_port)),
+            server: format!("{host}:{}", url.port().or(default_port).expect("the port of the server")),
             round_trips: AtomicU64::new(0),
             pings: AtomicU64::new(0),
             stalled: watch::Sender::new(false),
@@ -75,14 +80,15 @@ impl Proxy {
         let listener = TcpListener::from_std(listener).expect("listen within the runtime");
         url.set_host(Some("127.0.0.1")).expect("a URL with a host");
         url.set_port(Some(port)).expect("a URL with a port");
-        // The proxy reads what is said. A server of the user's may offer encryption.
-        url.query_pairs_mut().append_pair("sslmode", if is_postgres { "disable" } else { "disabled" });
+        if let Some(mode) = unencrypted {
+            url.query_pairs_mut().append_pair("sslmode", mode);
+        }
 
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
         Self { url: url.into(), state, accepting }
     }
 
-    /// The URL of the same database, by way of the proxy.
+    /// The URL of the same database or store, by way of the proxy.
     pub fn url(&self) -> &str {
         &self.url
     }
