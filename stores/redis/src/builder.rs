@@ -173,14 +173,14 @@ mod tests {
         for ttl in [LEAST_TTL, LONGEST] {
             assert_eq!(refused(|it| it.longest_ttl(ttl)), None, "{ttl:?}");
         }
-        for ttl in [LEAST_TTL - MOMENT, LONGEST + MOMENT] {
+        for ttl in [LEAST_TTL.saturating_sub(MOMENT), LONGEST + MOMENT] {
             assert_eq!(refused(|it| it.longest_ttl(ttl)), Some("longest_ttl"), "{ttl:?}");
         }
         let minute = Duration::from_mins(1);
         for quarantine in [Duration::ZERO, minute, LONGEST] {
             assert_eq!(refused(|it| it.longest_ttl(minute).quarantine(quarantine)), None, "{quarantine:?}");
         }
-        for quarantine in [MOMENT, minute - MOMENT, LONGEST + MOMENT] {
+        for quarantine in [MOMENT, minute.saturating_sub(MOMENT), LONGEST + MOMENT] {
             let refused = refused(|it| it.longest_ttl(minute).quarantine(quarantine));
             assert_eq!(refused, Some("quarantine"), "{quarantine:?}");
         }

@@ -226,7 +226,7 @@ mod tests {
         let (shortest, longest) = PAUSES;
         let failing = |pause| next_pause(pause, Duration::ZERO);
         assert_eq!(failing(shortest), shortest * 2);
-        assert_eq!((failing(longest - shortest), failing(longest)), (longest, longest));
+        assert_eq!((failing(longest.saturating_sub(shortest)), failing(longest)), (longest, longest));
         assert_eq!(next_pause(longest, longest), longest);
         assert_eq!(next_pause(longest, longest + shortest), shortest);
     }

@@ -201,18 +201,23 @@ mod tests {
         }
     }
 
-    fn granted_with(fence: u64, is_agreed: bool, before: Option<u64>) -> Option<Taken> {
-        let previous = before.map(|it| Previous::new("test", Fence::from(it), SECOND));
-        Some(Taken::Granted(vec![Given { fence, is_agreed, previous }]))
+    /// The answers of some servers. One more is silent.
+    fn answered(answers: Vec<Taken>) -> Votes<Taken> {
+        votes(answers.into_iter().map(Some).chain([None]).collect(), 0)
     }
 
-    fn held(seconds: Option<u32>, at: usize) -> Option<Taken> {
-        Some(Taken::Held { at, free_in: seconds.map(|it| SECOND * it) })
+    fn granted_with(fence: u64, is_agreed: bool, before: Option<u64>) -> Taken {
+        let previous = before.map(|it| Previous::new("test", Fence::from(it), SECOND));
+        Taken::Granted(vec![Given { fence, is_agreed, previous }])
+    }
+
+    fn held(seconds: Option<u32>, at: usize) -> Taken {
+        Taken::Held { at, free_in: seconds.map(|it| SECOND * it) }
     }
 
     #[test]
     fn a_refusal_says_when_as_many_locks_as_are_needed_may_be_free() {
-        let refused = |answers| match refusal(&votes(answers, 0), 3) {
+        let refused = |answers: Vec<Taken>| match refusal(&answered(answers), 3) {
             Taken::Held { at, free_in } => (at, free_in.map(|it| it.as_secs())),
             Taken::Granted(_) => panic!("it is refused"),
         };
@@ -221,18 +226,18 @@ mod tests {
         let mut ends_with_grant = ends();
         ends_with_grant.push(granted_with(1, false, None));
         assert_eq!(refused(ends_with_grant), (1, Some(7)), "two are needed");
-        assert_eq!(refused(vec![held(None, 4), held(Some(9), 3), None]), (4, None), "one has not answered");
-        assert_eq!(refused(vec![None]), (0, None));
+        assert_eq!(refused(vec![held(None, 4), held(Some(9), 3)]), (4, None), "one has not answered");
+        assert_eq!(refused(Vec::new()), (0, None));
     }
 
     #[test]
     fn the_greatest_fence_is_agreed_on_unless_one_was_before() {
         let claims = [Claim::new("k", Token::random(), "test", SECOND)];
         let agreed = |answers| {
-            let given = agreement(&claims, &votes(answers, 0)).remove(0);
+            let given = agreement(&claims, &answered(answers)).remove(0);
             (given.fence, given.previous.map(|it| it.fence.get()))
         };
-        let new = vec![granted_with(7, false, Some(2)), granted_with(9, false, Some(3)), held(None, 0), None];
+        let new = vec![granted_with(7, false, Some(2)), granted_with(9, false, Some(3)), held(None, 0)];
         assert_eq!(agreed(new), (9, Some(3)));
         assert_eq!(agreed(vec![granted_with(7, true, None), granted_with(9, false, None)]), (7, None));
     }
