@@ -1,6 +1,6 @@
 //! Servers that do not answer, and connections that die without a word.
 
-use std::time::Duration;
+use std::{error::Error as _, time::Duration};
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Fault, Leases, LossReason};
@@ -63,6 +63,39 @@ on_every_server! {
         proxy.stall(false);
         leases.lease("k").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();
         assert!(leases.health().is_ready());
+    }
+
+    async fn a_row_that_an_unanswered_claim_may_have_locked_is_no_sign_of_another_holder<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool);
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+        // A server that waits for its replicas in COMMIT locks the row of a claim like this.
+        let lock = async || {
+            let mut locked = lockkit::begin(&db.pool).await.unwrap();
+            S::execute(&mut locked, "SELECT 1 FROM lockkit_lease WHERE name = 'k' FOR UPDATE").await.unwrap();
+            locked
+        };
+        let refused = async || leases.lease("k").wait(Duration::from_secs(1)).acquire().await.unwrap_err();
+        let locked = lock().await;
+        assert!(refused().await.is_contended(), "each claim was answered");
+        drop(locked);
+        proxy.stall(true);
+        assert!(matches!(refused().await, Error::Database { fault: Fault::Unavailable, .. }));
+        let locked = lock().await;
+        proxy.reset();
+        proxy.stall(false);
+        leases.lease("other").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();
+        for err in [refused().await, leases.lease("k").try_acquire().await.unwrap_err()] {
+            assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+            let source = err.source().expect("a source").to_string();
+            assert!(source.contains("an earlier claim of this process got no answer"), "{source}");
+        }
+        drop(locked);
+        leases.lease("k").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();
+        let locked = lock().await;
+        assert!(refused().await.is_contended(), "a claim was granted since");
+        drop(locked);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
         },
         queue::Queues,
         store::LeaseStore,
+        unanswered::Unanswered,
     },
     policy::{Wait, check_duration},
     value::{
@@ -175,6 +176,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             caller_store: store,
             queues: Queues::default(),
             calls: Calls::default(),
+            unanswered: Unanswered::default(),
             inline: Inline::default(),
             hand_over,
             ttl,

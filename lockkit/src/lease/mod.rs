@@ -30,6 +30,7 @@ pub(crate) mod life;
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod store;
+pub(crate) mod unanswered;
 
 pub use self::{
     builder::LeasesBuilder,

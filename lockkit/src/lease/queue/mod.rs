@@ -278,7 +278,7 @@ impl<L> Default for Queue<L> {
 
 /// Removes what is not to be kept whenever the map is full, so that its size stays in proportion to what is kept. The
 /// room that it makes is as large as the rest, so that an insertion costs the same however many are kept.
-fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut V) -> bool) {
+pub(super) fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut V) -> bool) {
     if map.len() == map.capacity() {
         map.retain(keep);
         map.reserve(map.len());

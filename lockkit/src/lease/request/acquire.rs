@@ -9,7 +9,7 @@ use crate::{
         bounded::limit_for,
         held::Lease,
         life::kept::Wants,
-        queue::wait::{self, Outcome, Waited},
+        queue::wait::{self, Outcome, Refused, Waited},
         request::{
             LeaseRequest,
             claim::{Attempt, attempt},
@@ -58,7 +58,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
-    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, or when on SQLite
+    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, when nobody else is
+    /// seen to hold the lease and an unanswered claim of this process may have its row locked, or when on SQLite
     /// another transaction, such as the caller's own, had the database locked
     /// ([`Fault::Contended`](crate::Fault::Contended)); [`Error::InvalidKey`], [`Error::InvalidOption`],
     /// [`Error::NotMigrated`], [`Error::Database`].
@@ -151,13 +152,17 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Asks once, and releases what it took on the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
-        let pending = Pending::default();
+        let (pending, started) = (Pending::default(), Instant::now());
         let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
         if !matches!(outcome, Ok(Outcome::Done(_))) {
             pending.release().await;
         }
         match understood(&pending, outcome)? {
             Outcome::Done(leases) => Ok(Some(leases)),
+            Outcome::Held { .. } if self.may_be_ours() => match self.refusal(&pending, started, Refused::Held).await {
+                Error::Contended { .. } => Ok(None),
+                err => Err(err),
+            },
             Outcome::Held { .. } | Outcome::Ticketed { .. } => Ok(None),
             Outcome::Silent => Err(self.silence(&pending).await),
         }

@@ -19,11 +19,11 @@
 //! is sent again, which a store with a queue (`profile().queues`) knows. `released`: something may be left, so they are
 //! released in the background, and the next claim has a new token, which that release cannot free.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     runtime,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -37,10 +37,11 @@ use crate::{
             keeper::Unfinished,
             kept::{Kept, Terms},
         },
+        queue::wait::FIRST_ANSWER,
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release},
     },
     value::{
-        error::{Error, Result},
+        error::{Error, Fault, Result},
         key::Key,
         token::Token,
     },
@@ -85,7 +86,7 @@ pub(super) async fn attempt<S: LeaseStore>(
         let mut open: Vec<_> = claims.iter().map(|it| OpenClaim::new(inner.clone(), it.clone(), &terms)).collect();
         let had_place = place.is_some();
         settle(place);
-        let (answer, is_open) = send(&inner, &claims).await;
+        let (answer, is_open) = send_and_note(&inner, &claims).await;
         let kind = match &*claims {
             _ if had_place => Kind::HadPlace,
             [claim] if claim.queue => Kind::Queues,
@@ -121,6 +122,27 @@ pub(super) async fn attempt<S: LeaseStore>(
         }
     };
     running.inline.run("acquiring lease", sending).await
+}
+
+/// As [`send`]. Claims without an answer are noted, also while they have none yet: their caller may have given up.
+async fn send_and_note<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Result<Option<AcquiredAll>>, bool) {
+    let note = || claims.iter().for_each(|it| inner.unanswered.note(&it.key, it.token));
+    let mut sending = pin!(send(inner, claims));
+    let in_time = timeout(FIRST_ANSWER, &mut sending).await;
+    let is_late = in_time.is_err();
+    let sent = if let Ok(sent) = in_time {
+        sent
+    } else {
+        note();
+        sending.await
+    };
+    match &sent.0 {
+        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key)),
+        Ok(None) | Err(Error::Database { fault: Fault::Unavailable, .. }) => note(),
+        _ if is_late => claims.iter().for_each(|it| inner.unanswered.answered(&it.key, it.token)),
+        _ => {}
+    }
+    sent
 }
 
 /// Returns the answer, and whether a batch may have taken a lease of which the answer says nothing.
@@ -245,7 +267,6 @@ mod tests {
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
         },
-        value::error::Fault,
     };
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -5,7 +5,8 @@
 //! job would be skipped that nobody runs. No such answer are a grant that arrived after its trust had ended, the
 //! request's own late claim that a last look finds, and the error of a claim that did not get SQLite's one lock for
 //! writers, which may be the caller's own. A row that another transaction has locked is one, and so is a statement of
-//! the waiting loop that another transaction undid.
+//! the waiting loop that another transaction undid, unless an earlier claim of this process got no answer: then the
+//! transaction may be that claim ([`unanswered`](crate::lease::unanswered)), and only a visible holder is an answer.
 
 use std::{error::Error as _, iter::successors, time::Duration};
 
@@ -19,10 +20,18 @@ use crate::{
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
     },
     value::{
-        error::{Error, Result},
+        error::{Error, Fault, Result},
         holder::Holder,
     },
 };
+
+/// The reason where a lease is refused and no other holder is visible.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "an earlier claim of this process got no answer, and may be what has the lease, or its row locked: nobody else is \
+     seen to hold it"
+)]
+struct MayBeOurs;
 
 /// What lockkit does in a request.
 const ACQUIRING: &str = "acquiring lease";
@@ -54,20 +63,28 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         pending.release().await;
         let waited = started.elapsed();
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
+        let may_be_ours = self.may_be_ours();
         let (answered, limit) = match refused {
+            Refused::NoAnswer => (pending.in_the_way().is_some() && !may_be_ours, QUICK),
+            _ if may_be_ours => (false, FIRST_ANSWER),
             Refused::Held => (true, QUICK),
-            Refused::NoAnswer => (pending.in_the_way().is_some(), QUICK),
             Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
         };
         let (held, unknown) = match timeout(limit, self.current_holder(pending)).await {
             // A grant that came too late is being released.
-            Ok(Ok(held)) => (held.filter(|it| !pending.has_claimed(it.token)), None),
+            Ok(Ok(held)) => (held.filter(|it| !pending.has_claimed(it.token) && !self.is_ours(it)), None),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
             Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
             Ok(Err(_)) | Err(_) => (None, None),
         };
+        if let Some(held) = &held {
+            self.inner.unanswered.settled(&held.info.key);
+        }
         if !answered && held.is_none() {
-            return self.silence(pending).await;
+            return match refused {
+                Refused::Held => Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs),
+                _ => self.silence(pending).await,
+            };
         }
         let key = match &self.mode {
             Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
@@ -75,6 +92,15 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         let holder = held.map(|it| self.inner.shown(it).into()).or(unknown).map(Box::new);
         Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder }
+    }
+
+    /// Whether a refusal may be due to a claim of this process that got no answer.
+    pub(super) fn may_be_ours(&self) -> bool {
+        self.inner.unanswered.are_of(self.keys())
+    }
+
+    fn is_ours(&self, held: &LeaseRecord) -> bool {
+        self.inner.unanswered.has(&held.info.key, held.token)
     }
 
     /// The reason why no answer came.
@@ -215,6 +241,60 @@ mod tests {
             assert_unanswered(leases.rw("k").write().wait(wait).acquire().await);
             assert_unanswered(leases.lease("k").try_acquire().await);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_unanswered_claim_may_have_locked_is_no_sign_of_another_holder() {
+        let here = Leases::new(Scripted::new(Profile::default()));
+        let there = Leases::new(here.store().clone());
+        // As a row that a claim in COMMIT has locked.
+        let locked = || here.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+        let free = || here.store().free(Call::Acquire);
+        locked();
+        assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended(), "each claim was answered");
+        free();
+        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
+        assert_unanswered(here.lease("k").try_acquire().await);
+        locked();
+        assert_unanswered(here.lease("k").try_acquire().await);
+        for wait in [Duration::ZERO, SECOND] {
+            let (first, second) = (here.lease("k").wait(wait).acquire(), here.lease("k").wait(wait).acquire());
+            let (first, second) = tokio::join!(first, second);
+            assert_unanswered(first);
+            assert_unanswered(second);
+        }
+        // Another holder is seen, so that claim is not in the store any more.
+        free();
+        let lease = there.lease("k").acquire().await.unwrap();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        lease.release().await.unwrap();
+        locked();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_has_no_answer_yet_is_no_sign_of_another_holder() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().store.faults().script(Operation::Acquire, [Failure::Slow(3 * SECOND)]);
+        assert_unanswered(leases.lease("k").wait(Duration::ZERO).acquire().await);
+        leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        // It was granted, and given back.
+        tokio::time::sleep(3 * SECOND).await;
+        leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unanswered_claim_of_an_earlier_request_is_no_other_holder() {
+        let leases = leases();
+        leases.store().faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        leases.store().faults().script(Operation::Release, [Failure::Refused; 1000]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        assert_unanswered(leases.lease("k").wait(SECOND).acquire().await);
+        // It expires.
+        drop(leases.lease("k").wait(60 * SECOND).acquire().await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]
