@@ -17,14 +17,14 @@ pub(crate) const ENDINGS: [(&str, &str); 3] = [
     ("signal", "trap ': >FOLDER/term; trap - TERM; kill -TERM $$' TERM"),
 ];
 
-/// Of the lease of each command.
-pub(crate) const TTL: Duration = Duration::from_secs(4);
-
 /// How a lease is lost whose store answers.
 const LOSSES: [&str; 3] = ["stolen", "killed", "stopped"];
 
 /// Where leases are, as it is without `lockkit` and what is between the two.
 pub(crate) trait Place: Send + Sync + 'static {
+    /// Of the lease of each command.
+    const TTL: Duration = Duration::from_secs(4);
+
     /// The options that name it.
     fn on(&self) -> Vec<String>;
 
@@ -56,7 +56,7 @@ pub(crate) async fn lose_each<P: Place>(place_of: impl AsyncFn() -> Arc<P>) -> M
             let place = place_of().await;
             cases.spawn(async move {
                 let on = place.on();
-                let running = Running::start(&on, loss, ending).await;
+                let running = Running::start(&on, P::TTL, loss, ending).await;
                 let margin = match loss {
                     "stolen" => running.stolen(&on).await,
                     _ => {
@@ -82,7 +82,7 @@ pub(crate) async fn fall_silent<P: Place, T>(
 ) -> Margins {
     let mut running = Vec::new();
     for ending in ENDINGS {
-        running.push(Running::start(on, "silence", ending).await);
+        running.push(Running::start(on, P::TTL, "silence", ending).await);
     }
     let silent = silence().await;
     let mut cases = JoinSet::new();
@@ -122,13 +122,13 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts it, and returns when all of it runs.
-    pub(crate) async fn start(on: &[String], name: &str, (ending, trap): (&'static str, &str)) -> Self {
+    pub(crate) async fn start(on: &[String], ttl: Duration, name: &str, (ending, trap): (&'static str, &str)) -> Self {
         let (folder, beat) = (tempdir().expect("a folder"), env!("CARGO_BIN_EXE_test-beat"));
         let path = folder.path().display().to_string();
         let trap = trap.replace("FOLDER", &path);
         let script = format!("(trap '' TERM; exec {beat} {path}/stubborn) & {trap}; {beat} {path}/other & wait");
         let key = format!("{name} '{ending}' \"<script>\"");
-        let ttl = format!("{}s", TTL.as_secs());
+        let ttl = format!("{}s", ttl.as_secs());
         let run = ["run", &key, "--ttl", &ttl, "--grace", "1s", "--", "sh", "-c", &script];
         let lockkit = lockkit(on, &run).spawn().expect("start lockkit");
         for name in ["stubborn", "other"] {

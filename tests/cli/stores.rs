@@ -14,7 +14,7 @@ use tokio::{join, time::sleep};
 
 use crate::{
     exit_code,
-    life::{ENDINGS, Place, Running, TTL, fall_silent, lose_each, print},
+    life::{ENDINGS, Place, Running, fall_silent, lose_each, print},
     lockkit, now, output, send, there_is,
 };
 
@@ -23,6 +23,9 @@ trait Server: Sized + Send + Sync + 'static {
     type Store: LeaseStore;
 
     const NAME: &'static str;
+
+    /// Of the lease of a command.
+    const TTL: Duration = Duration::from_secs(4);
 
     /// Starts it, without leases.
     fn start() -> impl Future<Output = Self> + Send;
@@ -70,6 +73,9 @@ impl Server for ZooKeeper {
     type Store = ZooKeeperStore;
 
     const NAME: &'static str = "ZooKeeper";
+
+    /// A lease is trusted for a third of it. The rest is for the servers.
+    const TTL: Duration = Duration::from_secs(8);
 
     async fn start() -> Self {
         Self::alone()
@@ -122,19 +128,21 @@ impl Server for Etcd {
 }
 
 /// A store, and what it says of its leases.
-struct Seen<S: LeaseStore> {
+struct Seen<S: Server> {
     on: Vec<String>,
-    leases: Leases<S>,
+    leases: Leases<S::Store>,
 }
 
-impl<S: LeaseStore> Seen<S> {
-    async fn of(server: &impl Server<Store = S>) -> Self {
+impl<S: Server> Seen<S> {
+    async fn of(server: &S) -> Self {
         let leases = Leases::builder(server.connect().await).sweep_every(None).build().expect("the defaults");
         Self { on: on(&server.url()), leases }
     }
 }
 
-impl<S: LeaseStore> Place for Seen<S> {
+impl<S: Server> Place for Seen<S> {
+    const TTL: Duration = S::TTL;
+
     fn on(&self) -> Vec<String> {
         self.on.clone()
     }
@@ -198,11 +206,11 @@ on_every_store! {
 
     async fn a_command_ends_while_its_store_is_stopped<S>(server: S) {
         let on = on(&server.url());
-        let mut running = Running::start(&on, "outage", ENDINGS[0]).await;
+        let mut running = Running::start(&on, S::TTL, "outage", ENDINGS[0]).await;
         server.program().stop();
         running.is_ended_by_lockkit().await;
         // Longer than the lease had left.
-        sleep(TTL).await;
+        sleep(S::TTL).await;
         server.program().go_on();
         running.is_followed_without_overlap(&on).await;
     }
