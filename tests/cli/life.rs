@@ -57,14 +57,13 @@ pub(crate) async fn lose_each<P: Place>(place_of: impl AsyncFn() -> Arc<P>) -> M
             cases.spawn(async move {
                 let on = place.on();
                 let running = Running::start(&on, P::TTL, loss, ending).await;
-                let margin = match loss {
-                    "stolen" => running.stolen(&on).await,
-                    _ => {
-                        running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
-                        let followed = running.is_followed_without_overlap(&on);
-                        let (expiry, ()) = join!(place.expiry(&running.key), followed);
-                        running.margin(expiry)
-                    }
+                let margin = if loss == "stolen" {
+                    running.stolen(&on).await
+                } else {
+                    running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
+                    let followed = running.is_followed_without_overlap(&on);
+                    let (expiry, ()) = join!(place.expiry(&running.key), followed);
+                    running.margin(expiry)
                 };
                 ((loss, ending.0), margin)
             });

@@ -219,8 +219,8 @@ on_every_store! {
         let seen = Seen::of(&server).await;
         let folder = tempdir().expect("a folder");
         let [held, ran] = ["held", "ran"].map(|it| folder.path().join(it));
-        let hold = format!("touch {}; exec sleep 600", held.display());
-        let mut holder = lockkit(&seen.on, &["run", "nightly", "--", "sh", "-c", &hold]).spawn().expect("start");
+        let script = format!("touch {}; exec sleep 600", held.display());
+        let mut holder = lockkit(&seen.on, &["run", "nightly", "--", "sh", "-c", &script]).spawn().expect("start");
         there_is(&held).await;
         let touch = ["--", "touch", &ran.display().to_string()];
         let wait = [&["run", "nightly", "--wait", "forever"], &touch[..]].concat();
