@@ -148,11 +148,12 @@ impl Browser {
         BASE64_STANDARD.decode(picture.as_str().expect("text")).expect("base64")
     }
 
-    /// What the console has shown since the last call.
+    /// What the console has shown since the last call, without what Chromium says of its own pages.
     pub(crate) async fn console(&self) -> Vec<String> {
         let entries = self.post("/se/log", json!({ "type": "browser" })).await;
         let entries = entries.as_array().cloned().unwrap_or_default();
-        entries.iter().map(|it| it["message"].as_str().unwrap_or_default().to_owned()).collect()
+        let messages = entries.iter().map(|it| it["message"].as_str().unwrap_or_default());
+        messages.filter(|it| !it.starts_with("chrome://")).map(str::to_owned).collect()
     }
 }
 

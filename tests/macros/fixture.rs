@@ -3,7 +3,7 @@
 use lockkit::{Error, Leases};
 use sqlx::{
     Sqlite, SqlitePool,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -34,7 +34,8 @@ impl Shop {
         let options = SqliteConnectOptions::new()
             .filename(dir.path().join("shop.db"))
             .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal);
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Off);
         let db = SqlitePoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
         lockkit::migrate(&db).await.unwrap();
         sqlx::query(

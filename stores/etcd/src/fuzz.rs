@@ -41,7 +41,7 @@ pub fn check_name(name: &str) {
     assert_eq!(name_of_last("p/", last.as_bytes()), Some(name.into()));
 }
 
-/// An address with a password that has these texts around [`SECRET`].
+/// An address with a password that has these texts around a secret.
 pub fn check_address(scheme: &str, before: &str, after: &str, rest: &str) {
     let endpoint = format!("{scheme}app:{before}{SECRET}{after}@etcd1:2379/x");
     let shown = addresses(std::slice::from_ref(&endpoint));

@@ -30,7 +30,7 @@ pub fn check_info(text: &str) {
     drop(refuse_unfit(Ok(text.to_owned())));
 }
 
-/// An address whose password has these texts around [`SECRET`].
+/// An address whose password has these texts around a secret.
 pub fn check_address(scheme: &str, before: &str, after: &str, rest: &str) {
     let client = match Client::open(format!("{scheme}app:{before}{SECRET}{after}@redis1:6379/{rest}")) {
         Ok(client) => client,
