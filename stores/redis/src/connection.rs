@@ -9,11 +9,13 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
+    time::Duration,
 };
 
 use redis::{
     Cmd, Value,
     aio::{ConnectionLike, MultiplexedConnection},
+    cmd,
 };
 use tokio::{
     sync::Mutex as AsyncMutex,
@@ -25,6 +27,9 @@ use crate::{
     runtime,
     server::{Limits, Server, within},
 };
+
+/// For how long a connection is not asked whether it has ended meanwhile, so that a busy one never is.
+const FRESH: Duration = Duration::from_millis(10);
 
 /// The connection of a store. Requests of many tasks share it.
 pub(crate) struct Connection {
@@ -44,8 +49,14 @@ struct State {
     /// The id of the server's process. Empty if it does not report one.
     run: String,
     is_broken: AtomicBool,
+    times: Mutex<Times>,
+}
+
+struct Times {
+    /// When the last request was sent.
+    used: Instant,
     /// When the first request was sent that has had no answer since. `None` if the last request was answered.
-    silent_since: Mutex<Option<Instant>>,
+    silent_since: Option<Instant>,
 }
 
 impl Connection {
@@ -60,25 +71,15 @@ impl Connection {
 
     /// Sends a command, which is made for the id of the server's process, and waits for its answer.
     ///
-    /// A connection that broke while it was unused is replaced first, because the command has not been sent. After
-    /// other errors the server may have executed the command.
+    /// A connection that ended while it was unused is replaced first. After an error the server may have executed the
+    /// command, so it is not sent again.
     pub(crate) async fn query(&self, command: impl Fn(&str) -> Cmd) -> Result<Value, Failure> {
-        let mut is_first = true;
-        loop {
-            let socket = self.current().await?;
-            let command = command(&socket.state.run);
-            let (answer, was_sent) = socket.query(&command, self.limits).await;
-            if let Err(failure) = &answer
-                && failure.ends_connection()
-            {
-                socket.state.is_broken.store(true, Ordering::Relaxed);
-                if is_first && !was_sent {
-                    is_first = false;
-                    continue;
-                }
-            }
-            return answer;
+        let socket = self.current().await?;
+        let answer = socket.query(&command(&socket.state.run), self.limits).await;
+        if answer.as_ref().is_err_and(Failure::ends_connection) {
+            socket.state.is_broken.store(true, Ordering::Relaxed);
         }
+        answer
     }
 
     /// The current connection. Opens one, if the last one broke or does not answer.
@@ -86,7 +87,7 @@ impl Connection {
         within(self.server.patience(self.limits), "waiting for a connection", async {
             let mut place = self.socket.clone().lock_owned().await;
             if let Some(socket) = &*place
-                && socket.is_usable(self.limits)
+                && socket.is_usable(self.limits).await
             {
                 return Ok(socket.clone());
             }
@@ -96,7 +97,8 @@ impl Connection {
             // what others wait for.
             let opening = runtime::spawn(async move {
                 let (conn, run) = server.connect(limits).await?;
-                let state = State { run, is_broken: false.into(), silent_since: None.into() };
+                let times = Times { used: Instant::now(), silent_since: None };
+                let state = State { run, is_broken: false.into(), times: times.into() };
                 let socket = Socket { conn, state: Arc::new(state) };
                 *place = Some(socket.clone());
                 Ok(socket)
@@ -109,56 +111,55 @@ impl Connection {
 }
 
 impl Socket {
-    fn is_usable(&self, limits: Limits) -> bool {
-        let is_silent = self.state.silent_since().is_some_and(|it| it.elapsed() > limits.answer);
-        !is_silent && !self.state.is_broken.load(Ordering::Relaxed)
+    async fn is_usable(&self, limits: Limits) -> bool {
+        let Times { used, silent_since } = *self.state.times();
+        let is_silent = silent_since.is_some_and(|it| it.elapsed() > limits.answer);
+        let is_broken = self.state.is_broken.load(Ordering::Relaxed);
+        !is_silent && !is_broken && (used.elapsed() < FRESH || !self.has_ended().await)
     }
 
-    /// Also returns whether the command may have been sent.
-    async fn query(&self, cmd: &Cmd, limits: Limits) -> (Result<Value, Failure>, bool) {
+    /// Sends a `PING`, and does not wait for its answer. The client refuses it at once, if the connection has ended.
+    ///
+    /// With the command itself that could not be told from a server that has executed it and then closed: it is the
+    /// same error, which a slow first poll may find, too.
+    async fn has_ended(&self) -> bool {
         let mut conn = self.conn.clone();
-        self.state.silent_since().get_or_insert_with(Instant::now);
-        let mut was_sent = false;
-        let answer = {
-            let mut request = pin!(conn.req_packed_command(cmd));
-            // The client refuses at its first poll, if the task that drives the connection has ended. That task has a
-            // thread of its own, so a poll that is slow may also find the answer.
-            let request = poll_fn(|context| {
-                let answer = request.as_mut().poll(context);
-                was_sent |= answer.is_pending();
-                match answer {
-                    Poll::Ready(answer) => Poll::Ready(answer.and_then(Value::extract_error)),
-                    Poll::Pending => Poll::Pending,
-                }
-            });
-            timeout(limits.answer, request).await
-        };
-        match answer {
-            Ok(Ok(value)) => {
-                self.state.answered();
-                (Ok(value), true)
-            }
-            Ok(Err(err)) => {
-                was_sent |= !err.is_io_error();
-                let failure = Failure::from(err);
-                if !failure.ends_connection() {
+        let ping = cmd("PING");
+        let mut ping = pin!(conn.req_packed_command(&ping));
+        poll_fn(|context| Poll::Ready(matches!(ping.as_mut().poll(context), Poll::Ready(Err(_))))).await
+    }
+
+    async fn query(&self, cmd: &Cmd, limits: Limits) -> Result<Value, Failure> {
+        let mut conn = self.conn.clone();
+        self.state.sent();
+        match timeout(limits.answer, conn.req_packed_command(cmd)).await {
+            Ok(answer) => {
+                let answer = answer.and_then(Value::extract_error).map_err(Failure::from);
+                if !answer.as_ref().is_err_and(Failure::ends_connection) {
                     self.state.answered();
                 }
-                (Err(failure), was_sent)
+                answer
             }
-            Err(_) => (Err(Failure::silent("answering", limits.answer)), true),
+            Err(_) => Err(Failure::silent("answering", limits.answer)),
         }
     }
 }
 
 impl State {
+    fn sent(&self) {
+        let mut times = self.times();
+        let now = Instant::now();
+        times.used = now;
+        times.silent_since.get_or_insert(now);
+    }
+
     fn answered(&self) {
-        *self.silent_since() = None;
+        self.times().silent_since = None;
     }
 
     /// Ignores poisoning: no code panics while it holds the lock.
-    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.silent_since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,26 +176,24 @@ mod tests {
         net::{TcpListener, TcpStream},
         sync::{Arc, Mutex},
         thread,
-        time::Duration,
     };
 
-    use redis::{Client, Parser, cmd};
+    use redis::{Client, Parser};
+    use tokio::time::sleep;
 
     use super::*;
 
     const LIMITS: Limits = Limits { connect: Duration::from_mins(1), answer: Duration::from_mins(1) };
 
     /// The commands that a server received, but for those with which a client begins, and the connections that it had.
-    #[derive(Debug, Default)]
+    #[derive(Debug, Default, PartialEq, Eq)]
     struct Received {
         commands: Vec<String>,
         connections: usize,
     }
 
-    /// Longer than a client takes to poll a request for the first time.
-    const PAUSE: Duration = Duration::from_millis(200);
-
-    /// A server that closes the connection after `BREAK`, refuses `REFUSE`, never answers `WAIT`, and answers all else.
+    /// A server that closes the connection after `BREAK` and after the answer to `LEAVE`, refuses `REFUSE`, never
+    /// answers `WAIT`, and answers all else.
     fn server() -> (Server, Arc<Mutex<Received>>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let client =
@@ -217,11 +216,11 @@ mod tests {
             let words: Vec<String> = redis::from_redis_value(command).expect("words");
             let answer = match &*words[0] {
                 "INFO" => "$5\r\nx:y\r\n\r\n",
-                "CLIENT" | "HELLO" => "+OK\r\n",
+                "CLIENT" | "HELLO" | "PING" => "+OK\r\n",
                 name => {
                     received.lock().unwrap().commands.push(name.to_owned());
                     match name {
-                        "BREAK" => return thread::sleep(PAUSE),
+                        "BREAK" => return,
                         "WAIT" => continue,
                         "REFUSE" => "-ERR refused\r\n",
                         _ => "+OK\r\n",
@@ -229,6 +228,9 @@ mod tests {
                 }
             };
             socket.write_all(answer.as_bytes()).expect("it is read");
+            if words[0] == "LEAVE" {
+                return;
+            }
         }
     }
 
@@ -244,9 +246,20 @@ mod tests {
             assert!(send(&connection, name).await.is_err(), "{name}");
         }
         let state = connection.current().await.expect("it is open").state;
-        assert!(state.silent_since().is_none(), "a refusal is an answer");
+        assert!(state.times().silent_since.is_none(), "a refusal is an answer");
         send(&connection, "OTHER").await.expect("it is answered");
         assert_eq!(received.lock().unwrap().commands, ["BREAK", "REFUSE", "OTHER"]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ended_while_it_was_unused_is_replaced() {
+        let (server, received) = server();
+        let connection = Connection::new(server, LIMITS);
+        for _ in 0..2 {
+            send(&connection, "LEAVE").await.expect("it is answered");
+            sleep(50 * FRESH).await;
+        }
+        assert_eq!(*received.lock().unwrap(), Received { commands: vec!["LEAVE".to_owned(); 2], connections: 2 });
     }
 
     #[tokio::test]
@@ -261,7 +274,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let state = connection.current().await.expect("it is open").state;
-        assert!(state.silent_since().is_some());
+        assert!(state.times().silent_since.is_some());
         assert_eq!(received.lock().unwrap().connections, 1);
         waiting.abort();
     }

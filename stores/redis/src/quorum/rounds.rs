@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::store::{Answer, Claim, LeaseRecord, Release, Renewal};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     claim::Taken,
@@ -21,6 +21,7 @@ use crate::{
 impl Members {
     /// Takes all of the leases or none, with the fences on which a majority agreed.
     pub(crate) async fn acquire(&self, claims: &[Claim]) -> Result<Taken, Failure> {
+        let sent = Instant::now();
         let needed = self.needed();
         let claims: Arc<[Claim]> = claims.into();
         let request = |it: Arc<Member>| {
@@ -46,7 +47,11 @@ impl Members {
         }
         self.release_granted(&claims, &votes).await;
         self.check(&mut written)?;
-        Ok(Taken::Held { at: 0, free_in: None })
+        // Those that have lost the lease since it was taken: to somebody who stole it, if it has not expired.
+        match claims.iter().map(|it| it.ttl).min() {
+            Some(ttl) if sent.elapsed() >= ttl => Err(Failure::silent("two rounds for a lease", ttl)),
+            _ => Ok(Taken::Held { at: 0, free_in: None }),
+        }
     }
 
     /// Releases what a refused request took. Waits for the servers that answered it. The others receive the release

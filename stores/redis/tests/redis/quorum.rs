@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit::{
-    Error, LeaseStore, Leases,
+    Error, Fault, LeaseStore, Leases,
     store::{Acquired, Answer, Renewal},
     testing::{Oracle, conformance, drop_at_every_await},
 };
@@ -68,6 +68,26 @@ async fn a_quorum_of_five_keeps_all_promises() {
     let servers = independent(5);
     let quorum = patient(&servers, Layout::Token).await;
     conformance::run(async || quorum.clone()).await;
+}
+
+#[tokio::test]
+async fn a_lease_that_expired_before_it_was_granted_is_held_by_nobody() {
+    let servers = independent(3);
+    let quorum = patient(&servers, Layout::Token).await;
+    // Each server does one round of requests between two scripts that take longer than the ttl.
+    let mut busy = JoinSet::new();
+    for server in servers.iter().chain(&servers) {
+        let mut conn = plain(server).await;
+        busy.spawn(async move {
+            loop {
+                send::<()>(&mut conn, "EVAL for\ti=1,8e6\tdo\tend 0").await;
+            }
+        });
+    }
+    for key in ["a", "b", "c", "d"] {
+        let late = quorum.lease_acquire(&claim(key, Duration::from_millis(50))).await;
+        assert!(matches!(late, Err(Error::Database { fault: Fault::Unavailable, .. })), "{key}: {late:?}");
+    }
 }
 
 #[tokio::test]
