@@ -94,6 +94,23 @@ on_every_server! {
         assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM);
     }
 
+    // A statement is prepared before it is executed: the one that makes the note, then that of the batch.
+    async fn a_batch_that_was_prepared_and_never_executed_takes_once<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        for (statement, left) in [("INTO lockkit_stock_batch", 1000 - SUM), ("s.quantity - ", 1000 - 2 * SUM)] {
+            let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
+            proxy.hold_replies_to(statement);
+            drop(connection);
+            proxy.replies_are_held().await;
+            proxy.reset();
+            proxy.pass_replies();
+            each_took(takers, &AMOUNTS).await;
+            assert_eq!(stock(&db).left().await.unwrap(), left, "{statement}");
+        }
+    }
+
     // The server goes on with a statement whose client is gone.
     async fn a_batch_that_is_still_executed_when_its_connection_breaks_is_waited_for<S>(db: TestDb<S>) {
         stock(&db).put(1000).await.unwrap();
