@@ -255,11 +255,13 @@ mod tests {
     async fn a_connection_that_ended_while_it_was_unused_is_replaced() {
         let (server, received) = server();
         let connection = Connection::new(server, LIMITS);
-        for _ in 0..2 {
-            send(&connection, "LEAVE").await.expect("it is answered");
+        let names = ["OTHER", "LEAVE", "OTHER"];
+        for name in names {
+            send(&connection, name).await.expect("it is answered");
             sleep(50 * FRESH).await;
         }
-        assert_eq!(*received.lock().unwrap(), Received { commands: vec!["LEAVE".to_owned(); 2], connections: 2 });
+        let commands = names.map(str::to_owned).into();
+        assert_eq!(*received.lock().unwrap(), Received { commands, connections: 2 });
     }
 
     #[tokio::test]

@@ -125,7 +125,7 @@
 //! # Rights
 //!
 //! A user of Redis needs the keys and the channels of the leases and `lockkit:*`, scripts (`EVAL`, `EVALSHA`), `INFO`,
-//! `PUBLISH`, `SUBSCRIBE`, and the commands in the scripts. `~* &* +@all -@dangerous -@admin +info` is enough.
+//! `PUBLISH`, `SUBSCRIBE`, `PING`, and the commands in the scripts. `~* &* +@all -@dangerous -@admin +info` is enough.
 //!
 //! # Limits
 //!
