@@ -6,11 +6,12 @@ use crate::value::{
     key::Key,
 };
 
-/// The reason why a database with one lock for all writers did not grant a lease. It says nothing of the lease.
+/// The reason why a database with one lock for all writers did not grant a lease. It says nothing of the lease. Without
+/// a source no answer came, for which a slow disk is enough.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another transaction has the whole database locked for writing; if it is the caller's own, end it first, or \
-     acquire the lease before it begins"
+    "another transaction has the whole database locked for writing, or the disk is slow; if the transaction is the \
+     caller's own, end it first, or acquire the lease before it begins"
 )]
 struct DatabaseLocked {
     source: Option<BoxError>,
