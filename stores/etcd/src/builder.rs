@@ -229,4 +229,16 @@ mod tests {
             assert_eq!(without_user(endpoint), shown, "{endpoint}");
         }
     }
+
+    #[test]
+    fn the_session_ttl_is_one_that_etcd_grants() {
+        let check = |ttl| EtcdStoreBuilder::new(vec!["http://etcd1:2379".to_owned()]).session_ttl(ttl).check();
+        let instant = Duration::from_nanos(1);
+        for ttl in [LEAST_SESSION, Duration::from_secs(10), LONGEST] {
+            assert!(check(ttl).is_ok(), "{ttl:?}");
+        }
+        for ttl in [LEAST_SESSION.saturating_sub(instant), LONGEST + instant] {
+            assert!(check(ttl).is_err(), "{ttl:?}");
+        }
+    }
 }

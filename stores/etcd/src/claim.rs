@@ -365,3 +365,89 @@ pub(crate) fn unsettled(claim: &Claim) -> Error {
     let what = "the claim was answered by a change of its etcd lease each time";
     Error::database(DOING, &claim.key, Fault::Unavailable, std::io::Error::new(std::io::ErrorKind::TimedOut, what))
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::{
+        EtcdStore, TakeOver,
+        claimed::Phase,
+        store::tests::{SECOND, claim, client_at, is_held, queued, store_at, store_of, take},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_says_how_long_the_session_lives_if_that_is_less_than_was_asked_for() {
+        let (claim, now) = (claim("k"), Instant::now());
+        let place = Arc::new(Place::new("p/", &claim.key, DOING).expect("a place"));
+        let request = ClaimRequest::new(&claim, place, now, false);
+        for (left, told) in [(39, Some(SECOND * 39)), (40, None), (41, None)] {
+            let session = Session::new(1, SECOND * left, now);
+            let Acquired::Granted(grant) = request.granted(7, &session, &[]) else { panic!("it is a grant") };
+            assert_eq!((grant.ttl, grant.fence), (told, fence(7)), "{left} s");
+        }
+    }
+
+    #[test]
+    fn the_record_of_a_claim_that_has_waited_says_since_when_its_key_exists() {
+        let claim = claim("k");
+        let place = Arc::new(Place::new("p/", &claim.key, DOING).expect("a place"));
+        let mut request = ClaimRequest::new(&claim, place, Instant::now(), false);
+        let before = Record::parse(request.record.as_bytes()).expect("a record");
+        request.since(7);
+        assert_eq!(Record::parse(request.record.as_bytes()), Some(Record { revision: 7, ..before }));
+    }
+
+    #[tokio::test]
+    async fn a_marker_that_was_written_unnoticed_stands_in_no_claims_way() {
+        let server = Server::alone();
+        let (store, other, client) = (store_at(&server).await, store_at(&server).await, client_at(&server).await);
+        let session = store.sessions.get(&store.members(), SECOND * 20).await.expect("a session");
+        // As by a release whose answer was lost.
+        let write = async || client.kv_client().put(&*session.marker, "", None).await.expect("it is written");
+        for claim in [claim("plain"), queued("queued")] {
+            write().await;
+            take(&store, &claim).await;
+        }
+        take(&other, &claim("held")).await;
+        let waits = queued("held");
+        write().await;
+        is_held(&store, &waits).await;
+        let claimed = store.claims.get(waits.token).expect("it has a place");
+        assert!(matches!(claimed.phase, Phase::Waiting { .. }), "{claimed:?}");
+    }
+
+    #[tokio::test]
+    async fn a_claim_with_a_place_is_told_each_time_that_it_is_not_the_first() {
+        let server = Server::alone();
+        let (holder, builder) = (store_at(&server).await, EtcdStore::builder(server.endpoints()));
+        let store = store_of(builder.take_over(TakeOver::AtOnce)).await;
+        take(&holder, &claim("k")).await;
+        let waits = queued("k");
+        for _ in 0..2 {
+            is_held(&store, &waits).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lease_whose_holder_is_lost_is_waited_for_and_only_a_waiting_claim_keeps_a_place() {
+        let server = Server::alone();
+        let (holder, client) = (store_at(&server).await, client_at(&server).await);
+        let store = store_of(EtcdStore::builder(server.endpoints()).take_over(TakeOver::AfterTtl)).await;
+        take(&holder, &claim("k")).await;
+        let session = holder.sessions.get(&holder.members(), SECOND * 20).await.expect("a session");
+        client.lease_client().revoke(session.id).await.expect("it is revoked");
+
+        let (passing, waits) = (claim("k"), queued("k"));
+        for (claim, times) in [(&passing, 1), (&waits, 2)] {
+            for _ in 0..times {
+                let answer = store.acquire(claim).await.expect("it is answered");
+                assert!(matches!(answer, Acquired::Held { free_in: Some(left) } if !left.is_zero()), "{answer:?}");
+            }
+        }
+        assert!(store.claims.get(passing.token).is_none());
+        let claimed = store.claims.get(waits.token).expect("it has a place");
+        assert!(matches!(claimed.phase, Phase::Waiting { .. }), "{claimed:?}");
+    }
+}

@@ -208,3 +208,37 @@ impl Shared {
 fn release_of(claim: &Claim) -> Release {
     Release::new(&claim.key, claim.token, Duration::ZERO)
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::store::tests::{claim, client_at, keys, store_at, take, until};
+
+    #[tokio::test]
+    async fn claims_that_were_refused_together_are_forgotten_and_the_first_in_the_way_is_named() {
+        let server = Server::alone();
+        let (store, other) = (store_at(&server).await, store_at(&server).await);
+        for key in ["b", "c"] {
+            take(&other, &claim(key)).await;
+        }
+        let claims = ["a", "b", "c"].map(claim);
+        let answer = store.acquire_all(&claims).await.expect("it is answered");
+        assert!(matches!(&answer, AcquiredAll::Held { key, .. } if key == "b"), "{answer:?}");
+        assert!(claims.iter().all(|it| store.claims.get(it.token).is_none()));
+    }
+
+    #[tokio::test]
+    async fn claims_of_which_some_were_taken_before_are_all_removed_if_another_is_refused() {
+        let server = Server::alone();
+        let (store, other, client) = (store_at(&server).await, store_at(&server).await, client_at(&server).await);
+        let claims = ["a", "b"].map(claim);
+        // As by a call that was given up.
+        take(&store, &claims[0]).await;
+        take(&other, &claim("b")).await;
+        let answer = store.acquire_all(&claims).await.expect("it is answered");
+        assert!(matches!(&answer, AcquiredAll::Held { key, .. } if key == "b"), "{answer:?}");
+        until("nothing is left", async || keys(&client, "lockkit/lock/a/").await == 0).await;
+    }
+}

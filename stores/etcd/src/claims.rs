@@ -362,3 +362,226 @@ impl Claims {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const INSTANT: Duration = Duration::from_millis(1);
+
+    /// Waits until the last instant before this time has passed.
+    async fn advance_almost(time: Duration) {
+        advance(time.saturating_sub(INSTANT)).await;
+    }
+
+    fn session(id: i64) -> Arc<Session> {
+        Arc::new(Session::new(id, SECOND * 60, Instant::now()))
+    }
+
+    /// Begins a claim to the lease `k`.
+    fn begin(claims: &Claims, session: &Arc<Session>, ttl: Duration) -> Token {
+        let place = Arc::new(Place::new("p/", &Key::from("k"), "testing").expect("a place"));
+        let token = Token::random();
+        claims.begin(&place, token, session, ttl, "record").expect("it is new");
+        token
+    }
+
+    /// Begins a claim that waits since this revision.
+    fn wait(claims: &Claims, session: &Arc<Session>, revision: i64) -> Token {
+        let token = begin(claims, session, SECOND);
+        assert!(claims.answered(token, Some(revision)));
+        token
+    }
+
+    fn get(claims: &Claims, token: Token) -> Claimed {
+        claims.get(token).expect("it is not forgotten")
+    }
+
+    fn due(claims: &Claims) -> Vec<Token> {
+        claims.take_due().claims.iter().map(|it| it.token).collect()
+    }
+
+    /// Whether the keeper was woken since the last call.
+    async fn woken(claims: &Claims) -> bool {
+        tokio::select! {
+            biased;
+            () = claims.sooner.notified() => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_keeper_is_woken_for_what_is_due_before_everything_else() {
+        let (claims, session) = (Claims::default(), session(1));
+        for (ttl, sooner) in [(60, true), (60, false), (61, false), (1, true)] {
+            begin(&claims, &session, SECOND * ttl);
+            assert_eq!(woken(&claims).await, sooner, "{ttl} s");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_removed_when_its_ttl_has_passed_and_again_until_it_is_forgotten() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND * 5);
+        advance_almost(SECOND * 5).await;
+        assert_eq!(due(&claims), []);
+        advance(INSTANT).await;
+        assert_eq!(due(&claims), [token]);
+        assert_eq!(due(&claims), []);
+        advance(REMOVE_AGAIN).await;
+        assert_eq!(due(&claims), [token]);
+        claims.forget(token);
+        advance(REMOVE_AGAIN).await;
+        assert_eq!(due(&claims), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_given_up_is_removed_soon_though_it_is_granted_late() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND * 60);
+        assert!(claims.end(token).is_some());
+        assert!(!claims.granted(token, 7, Instant::now()));
+        advance_almost(REMOVE_AGAIN * 4).await;
+        assert_eq!(due(&claims), [], "the caller's own request comes first");
+        advance(INSTANT).await;
+        assert_eq!(due(&claims), [token]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_granted_claim_ends_with_its_ttl_though_it_could_have_waited_longer() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND * 60);
+        assert!(claims.answered(token, Some(5)));
+        assert!(claims.again(token, &session, SECOND, "record").is_some());
+        assert!(claims.granted(token, 5, Instant::now()));
+        advance(SECOND).await;
+        assert_eq!(due(&claims), [token]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_held_until_the_instant_at_which_its_ttl_has_passed() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = wait(&claims, &session, 5);
+        assert!(!get(&claims, token).held_once());
+        assert!(claims.granted(token, 5, Instant::now()));
+        advance_almost(SECOND).await;
+        assert!(get(&claims, token).held_since().is_some());
+        advance(INSTANT).await;
+        let claimed = get(&claims, token);
+        assert!(claimed.held_once() && claimed.held_since().is_none() && claimed.unexpired_since().is_none());
+        assert!(!claims.renewed(token, Instant::now() + SECOND), "an expired lease is not renewed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_repeated_leaves_the_lease_held_since_its_grant() {
+        let (claims, session) = (Claims::default(), session(1));
+        let (token, since) = (begin(&claims, &session, SECOND * 60), Instant::now());
+        assert!(claims.answered(token, Some(5)) && claims.granted(token, 5, since));
+        advance(SECOND).await;
+        assert!(claims.answered(token, Some(5)) && claims.granted(token, 5, Instant::now()));
+        let claimed = get(&claims, token);
+        assert_eq!((claimed.held_since(), claimed.renewals), (Some(since), 1));
+        // The key was created again.
+        assert!(claims.granted(token, 9, Instant::now()));
+        let claimed = get(&claims, token);
+        assert_eq!((claimed.revision(), claimed.renewals), (Some(9), 1));
+        assert_eq!(claimed.held_since(), Some(Instant::now()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_is_forgotten_leaves_the_others_their_places() {
+        let (claims, session, key) = (Claims::default(), session(1), Key::from("k"));
+        let [first, second] = [5, 6].map(|revision| wait(&claims, &session, revision));
+        assert_eq!(claims.waiting(&key), None, "there are two");
+        claims.forget(first);
+        assert_eq!(claims.waiting(&key), Some(6));
+        claims.forget(second);
+        assert_eq!(claims.waiting(&key), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_kept_while_a_caller_waits_but_for_the_first_and_those_given_up() {
+        let (claims, session, key) = (Claims::default(), session(1), Key::from("k"));
+        let [first, second, given_up] = [5, 6, 7].map(|revision| wait(&claims, &session, revision));
+        claims.end(given_up);
+        let before = get(&claims, first);
+        claims.touch(&key, before.path.as_bytes());
+        assert_eq!(get(&claims, first).until, before.until);
+        assert_eq!(get(&claims, second).until, Instant::now() + FORGOTTEN);
+        assert_eq!(get(&claims, given_up).until, before.until);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_in_doubt_until_each_of_its_requests_is_settled() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND * 60);
+        claims.doubt(token, &session);
+        claims.settled(token, &session);
+        assert!(get(&claims, token).is_in_doubt());
+        claims.settled(token, &session);
+        assert!(!get(&claims, token).is_in_doubt());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_claim_is_forgotten_and_one_in_doubt_is_removed_first() {
+        let (claims, session) = (Claims::default(), session(1));
+        let [settled, doubtful] = [(); 2].map(|()| begin(&claims, &session, SECOND * 60));
+        claims.settled(settled, &session);
+        assert!(woken(&claims).await);
+        claims.refused(settled);
+        claims.refused(doubtful);
+        assert!(claims.get(settled).is_none());
+        assert!(woken(&claims).await);
+        assert_eq!(due(&claims), [doubtful]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_used_by_the_claims_on_it_and_by_those_in_doubt_on_it() {
+        let (claims, [first, second]) = (Claims::default(), [1, 2].map(session));
+        let used = || [1, 2, 3].map(|it| claims.use_session(it));
+        let token = begin(&claims, &first, SECOND * 60);
+        claims.settled(token, &first);
+        assert_eq!(used(), [true, false, false]);
+        claims.doubt(token, &first);
+        claims.moved(token, &second, 9);
+        assert_eq!(used(), [true, true, false]);
+        claims.settled(token, &first);
+        assert_eq!(used(), [false, true, false]);
+        claims.forget(token);
+        assert_eq!(used(), [false, false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_request_is_made_of_what_was_written_last() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND);
+        claims.moved(token, &session, 9);
+        assert_eq!(get(&claims, token).written, 9);
+        claims.written(token, 12);
+        claims.recorded(token, "longer".to_owned(), SECOND * 8);
+        let Claimed { written, record, ttl, .. } = get(&claims, token);
+        assert_eq!((written, &*record, ttl), (12, "longer", SECOND * 8));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_stays_for_its_minimum_time_is_removed_after_it() {
+        let (claims, session) = (Claims::default(), session(1));
+        let token = begin(&claims, &session, SECOND * 60);
+        assert!(woken(&claims).await);
+        claims.leave(token, 77, Instant::now() + SECOND * 3);
+        assert!(woken(&claims).await);
+        let Claimed { left_to, path, .. } = get(&claims, token);
+        assert_eq!(left_to, Some(77));
+        claims.forget(token);
+        advance_almost(SECOND * 3).await;
+        let Due { left, next, .. } = claims.take_due();
+        assert!(left.is_empty());
+        assert_eq!(next, Some(Instant::now() + INSTANT));
+        advance(INSTANT).await;
+        let left = claims.take_due().left;
+        assert_eq!(left.iter().map(|it| (&*it.path, it.lease)).collect::<Vec<_>>(), [(&*path, 77)]);
+    }
+}

@@ -113,3 +113,47 @@ pub(crate) fn refused(err: Etcd, only: bool) -> Result<Failure, Etcd> {
         err => Ok(Failure::Refused { err, only }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::{Code, Status};
+
+    use super::*;
+
+    fn status(code: Code, text: &str) -> Etcd {
+        Etcd::GRpcStatus(Status::new(code, text))
+    }
+
+    #[test]
+    fn what_a_server_refuses_for_good_is_told_from_what_may_pass() {
+        let lease = refused(status(Code::NotFound, "etcdserver: requested lease not found"), true);
+        assert!(matches!(lease, Ok(Failure::NoLease)), "{lease:?}");
+        for code in [Code::InvalidArgument, Code::PermissionDenied, Code::FailedPrecondition, Code::Unauthenticated] {
+            let user = refused(status(code, "etcdserver"), true);
+            assert!(matches!(user, Ok(Failure::Refused { only: true, .. })), "{user:?}");
+        }
+        let space = refused(status(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"), false);
+        assert!(matches!(space, Ok(Failure::NoSpace { only: false })), "{space:?}");
+        for passes in [
+            status(Code::ResourceExhausted, "etcdserver: too many requests"),
+            status(Code::Unavailable, "etcdserver: leader changed"),
+            status(Code::Unknown, "database space exceeded"),
+        ] {
+            assert!(refused(passes, true).is_err());
+        }
+    }
+
+    #[test]
+    fn only_a_request_that_was_refused_and_sent_once_has_left_nothing() {
+        let refused = |only| Failure::Refused { err: status(Code::PermissionDenied, ""), only };
+        assert!(refused(true).left_nothing() && Failure::NoSpace { only: true }.left_nothing());
+        assert!(!refused(false).left_nothing() && !Failure::NoSpace { only: false }.left_nothing());
+        assert!(!Failure::too_late().left_nothing());
+    }
+
+    #[test]
+    fn an_old_token_is_told_from_other_mistakes() {
+        assert!(has_old_token(&status(Code::InvalidArgument, "etcdserver: revision of auth store is old")));
+        assert!(!has_old_token(&status(Code::InvalidArgument, "etcdserver: user name is empty")));
+    }
+}

@@ -109,3 +109,85 @@ fn tolerated<T>(doing: &'static str, done: Result<T, Failure>) {
         tracing::debug!(target: "lockkit", doing, ?failure, "etcd failed in the background");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+    use tokio::time::advance;
+    use tonic::Code;
+
+    use super::*;
+    use crate::{
+        EtcdStore,
+        members::{Source, tests::refusing},
+        store::tests::{
+            SECOND, client_at, is_revoked, members_of_nothing, store_at, store_of, store_of_nothing, until,
+        },
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_without_claims_and_sessions_is_looked_at_once_an_hour() {
+        let (store, members) = (store_of_nothing(), Arc::new(Members::new(members_of_nothing())));
+        let next = start_due(&Arc::downgrade(&store), &members);
+        assert_eq!(next, Some(Instant::now() + LONGEST_PAUSE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_kept_alive_five_times_in_its_ttl_until_nobody_uses_it() {
+        let (store, members) = (store_of_nothing(), Arc::new(Members::new(members_of_nothing())));
+        let session = store.sessions.insert(10, Session::new(1, SECOND * 10, Instant::now()));
+        for _ in 0..2 {
+            assert_eq!(session.due(), Instant::now() + SECOND * 2);
+            advance(SECOND * 2).await;
+            let next = start_due(&Arc::downgrade(&store), &members);
+            assert_eq!((next, session.due()), (Some(Instant::now() + SECOND * 2), Instant::now() + SECOND * 2));
+        }
+        advance(SECOND * 100).await;
+        session.set_due(Instant::now());
+        start_due(&Arc::downgrade(&store), &members);
+        assert!(store.sessions.all().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keep_alive_that_fails_is_repeated_after_a_pause() {
+        let (store, members) = (store_of_nothing(), Arc::new(Members::new(members_of_nothing())));
+        let session = store.sessions.insert(60, Session::new(1, SECOND * 60, Instant::now()));
+        keep_alive(store.clone(), members.clone(), session.clone()).await;
+        assert_eq!(session.due(), Instant::now() + SECOND / 2);
+
+        // An attempt is over when the next one is due.
+        let (begun, session) = (Instant::now(), Arc::new(Session::new(2, SECOND * 10, Instant::now())));
+        keep_alive(store, members, session.clone()).await;
+        assert_eq!((begun.elapsed(), session.due()), (SECOND * 2, begun + SECOND * 2));
+    }
+
+    #[tokio::test]
+    async fn a_keep_alive_that_is_refused_is_repeated_soon_if_the_session_is_short() {
+        let refusing = Source::Endpoints(vec![refusing(Code::PermissionDenied).await], Box::default());
+        let (store, members) = (store_of_nothing(), Arc::new(Members::new(refusing)));
+        let session = Arc::new(Session::new(1, SECOND * 4, Instant::now()));
+        session.set_due(Instant::now() + SECOND * 60);
+        keep_alive(store, members, session.clone()).await;
+        assert!(session.due() <= Instant::now() + SECOND / 5);
+    }
+
+    #[tokio::test]
+    async fn a_session_is_kept_alive_without_calls() {
+        let server = Server::alone();
+        let store = store_of(EtcdStore::builder(server.endpoints()).session_ttl(SECOND * 5)).await;
+        let session = store.sessions.get(&store.members(), SECOND).await.expect("a session");
+        let first = session.until();
+        until("it lives longer", async || session.until() > first).await;
+    }
+
+    #[tokio::test]
+    async fn the_sessions_of_a_store_that_is_dropped_are_revoked_at_once() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let session = store.sessions.get(&store.members(), SECOND * 600).await.expect("a session");
+        // Meanwhile the keeper has found nothing more to do.
+        assert!(!is_revoked(&client, session.id).await);
+        drop(store);
+        until("it is revoked", async || is_revoked(&client, session.id).await).await;
+    }
+}

@@ -338,4 +338,18 @@ mod tests {
     fn fences_have_room_between_them() {
         assert_eq!(fence(2).get() - fence(1).get(), SPARE_FENCES + 1);
     }
+
+    #[test]
+    fn records_of_last_holders_are_apart_from_claims() {
+        let place = Place::new("p/", &Key::from("k"), "testing").expect("a place");
+        let start = start_of_last("p/");
+        assert!(place.last.starts_with(&start) && !place.dir.starts_with(&start));
+        assert_eq!(name_of_last("p/", place.last.as_bytes()), Some(place.name));
+    }
+
+    #[test]
+    fn a_key_without_a_name_or_below_a_claim_is_of_no_lease() {
+        assert_eq!(name_of("p/", b"p//x"), None);
+        assert_eq!(name_of("p/", b"p/a/b/x"), None);
+    }
 }

@@ -97,3 +97,46 @@ fn end_of(start: &str) -> Vec<u8> {
     }
     vec![0]
 }
+
+#[cfg(test)]
+mod tests {
+    use etcd_client::{PutOptions, Txn, TxnOp};
+    use lockkit::store::Token;
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::store::tests::{claim, client_at, is_held, queued, store_at, take};
+
+    #[tokio::test]
+    async fn the_oldest_claim_is_listed_wherever_its_key_is() {
+        let server = Server::alone();
+        let (store, other) = (store_at(&server).await, store_at(&server).await);
+        for (key, first, second) in [("a", 1, 9), ("b", 9, 1)] {
+            let (mut holds, mut waits) = (claim(key), queued(key));
+            (holds.token, waits.token) = (Token::from_bytes([first; 16]), Token::from_bytes([second; 16]));
+            take(&store, &holds).await;
+            is_held(&other, &waits).await;
+        }
+        let listed = other.list("", 10).await.expect("it is answered");
+        let tokens: Vec<_> = listed.iter().map(|it| it.token).collect();
+        assert_eq!(tokens, [1, 9].map(|it| Token::from_bytes([it; 16])));
+    }
+
+    #[tokio::test]
+    async fn leases_on_all_pages_are_listed_and_keys_that_are_no_locks_are_not() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let lease = client.lease_client().grant(60, None).await.expect("a lease").id();
+        let on_lease = PutOptions::new().with_lease(lease);
+        let lock = |name: i64| TxnOp::put(format!("lockkit/lock/{name}/{lease:x}"), "", Some(on_lease.clone()));
+        for begin in (0..PAGE + 100).step_by(100) {
+            let txn = Txn::new().and_then((begin..begin + 100).map(lock).collect::<Vec<_>>());
+            client.kv_client().txn(txn).await.expect("they are written");
+        }
+        // On a lease that is not its name, and named so without a lease.
+        client.kv_client().put("lockkit/lock/x/config", "", Some(on_lease)).await.expect("it is written");
+        client.kv_client().put("lockkit/lock/y/0", "", None).await.expect("it is written");
+        let listed = store.list("", u32::MAX).await.expect("it is answered");
+        assert_eq!(listed.len(), usize::try_from(PAGE + 100).expect("a number"));
+    }
+}

@@ -101,7 +101,22 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(lost.seen(&key, 1, ttl), Duration::from_secs(2));
         assert_eq!(lost.seen(&key, 2, ttl), ttl);
+        assert_eq!(lost.left(&key), ttl);
         lost.forget(&key);
         assert_eq!(lost.left(&key), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_many_leases_the_old_ones_are_forgotten() {
+        let (lost, ttl) = (Lost::default(), Duration::from_secs(5));
+        let seen = |name: usize| lost.seen(&Key::from(format!("k{name}")), 1, ttl);
+        (1..MANY).for_each(|name| {
+            seen(name);
+        });
+        tokio::time::advance(OLD).await;
+        seen(MANY);
+        assert_eq!(lost.lost().len(), MANY);
+        seen(0);
+        assert_eq!(lost.lost().len(), 2, "the last two");
     }
 }

@@ -228,3 +228,197 @@ impl Drop for Sentinel {
         self.0.store(true, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use lockkit_store_servers::{etcd::Etcd as Server, free_port};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        time::advance,
+    };
+    use tonic::{Code, Status};
+
+    use super::*;
+
+    const INSTANT: Duration = Duration::from_millis(1);
+
+    /// Members whose clients connect to nothing before they are used.
+    fn members(number: usize) -> Members {
+        at(vec!["http://127.0.0.1:1".to_owned(); number])
+    }
+
+    fn at(endpoints: Vec<String>) -> Members {
+        Members::new(Source::Endpoints(endpoints, Box::default()))
+    }
+
+    fn passing() -> Etcd {
+        Etcd::WatchError("it may pass".to_owned())
+    }
+
+    /// Calls with an answer for each attempt, from when it begins. Returns what was called: the member and the time in
+    /// milliseconds.
+    async fn attempts<Fut>(
+        members: &Members,
+        answer: impl Fn(usize) -> Fut,
+    ) -> (Vec<(usize, u128)>, Result<((), bool), Failure>)
+    where
+        Fut: Future<Output = Result<(), Etcd>>,
+    {
+        let (begun, made) = (Instant::now(), Mutex::new(Vec::new()));
+        let answer = members
+            .call_counted(|_| {
+                let mut made = made.lock().expect("no panic");
+                made.push((members.at(), begun.elapsed().as_millis()));
+                answer(made.len())
+            })
+            .await;
+        (made.into_inner().expect("no panic"), answer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_members_are_asked_in_turn_and_longer_in_each_round() {
+        let begun = Instant::now();
+        let (made, answer) = attempts(&members(2), |_| pending()).await;
+        assert_eq!(made, [(0, 0), (1, 1000), (0, 2050), (1, 4050)]);
+        assert!(matches!(answer, Err(Failure::Silent(_))), "{answer:?}");
+        assert_eq!(begun.elapsed(), PATIENCE);
+        // The only one has all the time.
+        let (made, _) = attempts(&members(1), |_| pending()).await;
+        assert_eq!(made, [(0, 0)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pauses_between_failures_double_up_to_half_a_second() {
+        let (made, answer) = attempts(&members(1), |_| async { Err(passing()) }).await;
+        let times: Vec<_> = made.iter().map(|(_, time)| *time).collect();
+        assert_eq!(times[..5], [0, 50, 150, 350, 750]);
+        assert_eq!(times[5..], [1250, 1750, 2250, 2750, 3250, 3750, 4250, 4750]);
+        assert!(matches!(answer, Err(Failure::Silent(_))), "{answer:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_the_only_one_if_no_attempt_failed_before() {
+        for failures in [0, 1, 2] {
+            let fails = |attempt| attempt <= failures;
+            let (made, answer) =
+                attempts(&members(2), async |it| if fails(it) { Err(passing()) } else { Ok(()) }).await;
+            assert_eq!(made.len(), failures + 1);
+            assert_eq!(answer.expect("an answer").1, failures == 0);
+            let final_one = || Etcd::InvalidArgs("it does not pass".to_owned());
+            let refusal = async |it| Err(if fails(it) { passing() } else { final_one() });
+            let (_, refused) = attempts(&members(2), refusal).await;
+            assert!(matches!(refused, Err(Failure::Refused { only, .. }) if only == (failures == 0)), "{refused:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_with_an_old_token_is_sent_again() {
+        let old = || Etcd::GRpcStatus(Status::new(Code::InvalidArgument, "etcdserver: revision of auth store is old"));
+        let (_, answer) = attempts(&members(1), async |it| if it == 1 { Err(old()) } else { Ok(()) }).await;
+        assert!(!answer.expect("the second is answered").1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_is_left_if_it_fails_and_not_if_it_is_slow() {
+        let members = members(2);
+        let (made, _) = attempts(&members, async |_| {
+            sleep(SLOW * 2).await;
+            Ok(())
+        })
+        .await;
+        assert_eq!((made, members.at()), (vec![(0, 0)], 0));
+        let (made, _) = attempts(&members, async |it| if it == 1 { Err(passing()) } else { Ok(()) }).await;
+        assert_eq!((made, members.at()), (vec![(0, 0), (1, 0)], 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_is_left_by_a_call_that_is_dropped_after_a_while() {
+        let members = members(2);
+        for (after, settles, next) in [(SLOW.saturating_sub(INSTANT), false, 0), (SLOW, true, 0), (SLOW, false, 1)] {
+            let attempt = members.attempt();
+            advance(after).await;
+            if settles {
+                attempt.settle();
+            } else {
+                drop(attempt);
+            }
+            assert_eq!(members.at(), next, "after {after:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_told_for_as_long_as_two_calls_last() {
+        let members = members(1);
+        assert_eq!(members.last_failure(), None);
+        let (_, answer) = attempts(&members, async |it| if it == 1 { Err(passing()) } else { Ok(()) }).await;
+        answer.expect("the second is answered");
+        let told = members.last_failure();
+        assert!(told.is_some_and(|it| it.contains("it may pass")));
+        advance((PATIENCE * 2).saturating_sub(PAUSE + INSTANT)).await;
+        assert!(members.last_failure().is_some());
+        advance(INSTANT).await;
+        assert_eq!(members.last_failure(), None);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_of_one_member_on_one_runtime() {
+        let [here, there] = [(); 2].map(|()| members(2));
+        let first = here.connection();
+        assert_ne!(first, there.connection());
+        here.leave(0);
+        assert_ne!(first, here.connection());
+        here.leave(1);
+        assert_eq!(first, here.connection());
+    }
+
+    #[tokio::test]
+    async fn the_versions_are_those_of_the_members_that_answer() {
+        let server = Server::alone();
+        let silent = format!("http://127.0.0.1:{}", free_port());
+        let members = at([server.endpoints(), vec![silent]].concat());
+        let client = members.current().await.expect("a client");
+        let status = client.maintenance_client().status().await.expect("it answers");
+        assert_eq!(members.versions().await, [Some(status.version().to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn a_member_that_refuses_to_tell_its_version_is_one_of_those_that_answer() {
+        let members = at(vec![refusing(Code::PermissionDenied).await, refusing(Code::Unavailable).await]);
+        assert_eq!(members.versions().await, [None]);
+    }
+
+    /// The address of a server that answers each request with this code, in the least of HTTP/2 that it takes.
+    pub(crate) async fn refusing(code: Code) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let (settings, acknowledged) = ([0, 0, 0, 4, 0, 0, 0, 0, 0], [0, 0, 0, 4, 1, 0, 0, 0, 0]);
+            // `:status: 200`, `content-type: application/grpc`, `grpc-status: <code>`
+            let mut fields = b"\x88\x0f\x10\x10application/grpc\x00\x0bgrpc-status".to_vec();
+            let code = (code as i32).to_string();
+            fields.push(u8::try_from(code.len()).expect("short"));
+            fields.extend(code.bytes());
+            stream.read_exact(&mut [0; 24]).await.expect("the greeting of the client");
+            stream.write_all(&settings).await.expect("it reads");
+            let mut head = [0; 9];
+            // Until the client closes the connection.
+            while stream.read_exact(&mut head).await.is_ok() {
+                let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                stream.read_exact(&mut body).await.expect("the rest of a frame");
+                let answer = match head[3] {
+                    1 => {
+                        // The whole answer to this stream.
+                        let start = [0, 0, u8::try_from(fields.len()).expect("short"), 1, 5];
+                        [&start, &head[5..], &fields].concat()
+                    }
+                    4 if head[4] == 0 => acknowledged.to_vec(),
+                    _ => continue,
+                };
+                stream.write_all(&answer).await.expect("it reads");
+            }
+        });
+        format!("http://{address}")
+    }
+}

@@ -260,3 +260,74 @@ fn is_last(claimed: &Claimed) -> [Compare; 2] {
     let (from, below) = Record::range(State::Held, claimed.token);
     [Compare::value(last, CompareOp::Greater, from), Compare::value(last, CompareOp::Less, below)]
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::store::tests::{SECOND, claim, client_at, is_held, is_revoked, keys, queued, store_at, take};
+
+    #[tokio::test]
+    async fn a_key_that_a_late_request_has_created_again_is_removed_and_the_marker_is_noted() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let (claim, mut kv) = (claim("k"), client.kv_client());
+        take(&store, &claim).await;
+        let path = store.claims.get(claim.token).expect("it is held").path;
+        kv.delete(&*path, None).await.expect("it is deleted");
+        kv.put(&*path, "late", None).await.expect("it is created");
+        let session = store.sessions.get(&store.members(), claim.ttl).await.expect("a session");
+        store.claims.doubt(claim.token, &session);
+        let claimed = store.claims.end(claim.token).expect("it is not forgotten");
+        assert_eq!(store.remove(&store.members(), &[claimed], true).await.expect("it is answered"), [true]);
+        assert_eq!(keys(&client, "lockkit/lock/k/").await, 0);
+        let marker = kv.get(&*session.marker, None).await.expect("it is answered");
+        assert_eq!(marker.kvs().first().map(etcd_client::KeyValue::mod_revision), Some(session.marker_revision()));
+    }
+
+    #[tokio::test]
+    async fn a_key_that_stayed_for_its_minimum_time_is_removed_with_its_lease() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let lease = client.lease_client().grant(60, None).await.expect("a lease").id();
+        let options = PutOptions::new().with_lease(lease);
+        client.kv_client().put("stays/1", "", Some(options)).await.expect("it is created");
+        let left = Left { path: "stays/1".to_owned(), lease };
+        store.remove_left(&store.members(), left).await.expect("it is answered");
+        assert_eq!(keys(&client, "stays/").await, 0);
+        assert!(is_revoked(&client, lease).await);
+    }
+
+    #[tokio::test]
+    async fn of_releases_together_each_has_its_own_key_and_minimum_time() {
+        let server = Server::alone();
+        let store = store_at(&server).await;
+        let [plain, stays, kept] = ["plain", "stays", "kept"].map(claim);
+        for claim in [&plain, &stays, &kept] {
+            take(&store, claim).await;
+        }
+        let releases = [
+            Release::new(&plain.key, plain.token, Duration::ZERO),
+            Release::new(&stays.key, stays.token, SECOND * 60),
+            Release::new("elsewhere", kept.token, Duration::ZERO),
+        ];
+        let answers = store.release_all(&releases).await.expect("it is answered");
+        assert_eq!(answers, [Answer::Done, Answer::Done, Answer::Gone]);
+        let holder = async |claim: &lockkit::store::Claim| store.look(&claim.key).await.expect("it is answered");
+        assert!(holder(&plain).await.is_none());
+        assert!(holder(&stays).await.is_some_and(|it| it.token.is_nobody()));
+        assert!(holder(&kept).await.is_some_and(|it| it.token == kept.token));
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_gives_up_its_place_has_released_no_lease() {
+        let server = Server::alone();
+        let (holder, store) = (store_at(&server).await, store_at(&server).await);
+        take(&holder, &claim("k")).await;
+        let waits = queued("k");
+        is_held(&store, &waits).await;
+        let answer = store.release(&waits.key, waits.token, Duration::ZERO).await.expect("it is answered");
+        assert_eq!(answer, Answer::Gone);
+    }
+}

@@ -154,3 +154,61 @@ impl Shared {
 fn exists(claimed: &Claimed) -> Compare {
     Compare::create_revision(&*claimed.path, CompareOp::Equal, claimed.revision().unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::store::tests::{SECOND, claim, client_at, store_at, take};
+
+    async fn renew(store: &Arc<Shared>, key: &str, token: Token, ttl: Duration) -> Result<Answer> {
+        store.renew(&[Renewal::new(key, token, ttl)]).await.map(|answers| answers[0])
+    }
+
+    #[tokio::test]
+    async fn a_longer_ttl_is_written_for_others_though_a_marker_was_written_unnoticed() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let claim = claim("k");
+        take(&store, &claim).await;
+        let revision = store.claims.get(claim.token).and_then(|it| it.revision()).expect("it is held");
+        let session = store.sessions.get(&store.members(), claim.ttl).await.expect("a session");
+        client.kv_client().put(&*session.marker, "", None).await.expect("it is written");
+        // Still shorter than the session.
+        let longer = claim.ttl + SECOND;
+        assert_eq!(renew(&store, "k", claim.token, longer).await.expect("it is answered"), Answer::Done);
+        let last = client.kv_client().get("lockkit/last/lockkit/lock/k", None).await.expect("it is answered");
+        let record = Record::parse(last.kvs()[0].value()).expect("a record");
+        assert_eq!((record.ttl, record.revision), (longer, revision));
+    }
+
+    #[tokio::test]
+    async fn a_renewal_extends_what_is_known_of_the_session() {
+        let server = Server::alone();
+        let (store, claim) = (store_at(&server).await, claim("k"));
+        take(&store, &claim).await;
+        let session = store.claims.get(claim.token).expect("it is held").session;
+        let before = session.until();
+        assert_eq!(renew(&store, "k", claim.token, claim.ttl).await.expect("it is answered"), Answer::Done);
+        assert!(session.until() > before);
+        assert_eq!(renew(&store, "other", claim.token, claim.ttl).await.expect("it is answered"), Answer::Gone);
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_renewed_or_gone_only_if_its_session_says_so_too() {
+        let server = Server::alone();
+        let (store, client, [kept, gone]) = (store_at(&server).await, client_at(&server).await, ["a", "b"].map(claim));
+        take(&store, &kept).await;
+        let session = store.claims.get(kept.token).expect("it is held").session;
+        // As if a member had said so that lags behind.
+        session.end();
+        assert!(renew(&store, "a", kept.token, kept.ttl).await.is_err());
+
+        let store = store_at(&server).await;
+        take(&store, &gone).await;
+        let session = store.claims.get(gone.token).expect("it is held").session;
+        client.lease_client().revoke(session.id).await.expect("it is revoked");
+        assert_eq!(renew(&store, "b", gone.token, gone.ttl).await.expect("it is answered"), Answer::Gone);
+    }
+}

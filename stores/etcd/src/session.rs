@@ -92,7 +92,7 @@ impl Session {
         Ok(Self::new(granted.id(), seconds_of(granted.ttl()), sent))
     }
 
-    fn new(id: i64, ttl: Duration, sent: Instant) -> Self {
+    pub(crate) fn new(id: i64, ttl: Duration, sent: Instant) -> Self {
         let known = Known { until: sent + ttl, kept: None, used: sent, due: sent + ttl / 5 };
         Self {
             id,
@@ -260,5 +260,17 @@ mod tests {
         let older = Kept { sent, ..kept };
         assert!(session.prove(older, later, 7));
         assert_eq!(session.until(), kept.sent + TTL, "never shorter");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_knows_since_when_nobody_wanted_it_and_that_it_has_ended() {
+        let session = Session::new(1, Duration::from_secs(10), Instant::now());
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert_eq!(session.unused_for(), Duration::from_secs(7));
+        session.touch();
+        assert_eq!(session.unused_for(), Duration::ZERO);
+        assert!(!session.has_ended());
+        session.end();
+        assert!(session.has_ended());
     }
 }

@@ -146,12 +146,73 @@ fn seconds_for(ttl: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+    use tokio::time::advance;
+
     use super::*;
+    use crate::store::tests::{SECOND, client_at, store_at};
+
+    impl Sessions {
+        /// Takes this session for one of those that were granted.
+        pub(crate) fn insert(&self, seconds: u64, session: Session) -> Arc<Session> {
+            let session = Arc::new(session);
+            self.by_ttl().insert(seconds, session.clone());
+            session
+        }
+    }
 
     #[test]
     fn a_session_lives_a_quarter_longer_in_whole_seconds() {
         let seconds = |millis| seconds_for(Duration::from_millis(millis));
         assert_eq!([seconds(1600), seconds(1601), seconds(8_000), seconds(30_000)], [2, 3, 10, 38]);
-        assert_eq!([seconds(80_000), seconds(600_000)], [100, 750]);
+        assert_eq!([seconds(79_200), seconds(80_000), seconds(80_800), seconds(600_000)], [99, 100, 110, 750]);
+        assert!(seconds_for(Duration::MAX) <= LONGEST.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_given_up_when_it_was_unused_for_a_minute_and_ten_ttls() {
+        for (ttl, enough) in [(2, 60), (10, 100)] {
+            let sessions = Sessions::new(SECOND, Arc::default());
+            let [session, other] = [1, 2].map(|it| sessions.insert(it, Session::new(1, SECOND * ttl, Instant::now())));
+            advance(SECOND * enough).await;
+            assert!(!sessions.give_up(&session, || false), "after {enough} s");
+            advance(SECOND).await;
+            assert!(!sessions.give_up(&session, || true), "a claim is on it");
+            assert_eq!(sessions.all().len(), 2);
+            assert!(sessions.give_up(&session, || false));
+            assert!(sessions.all().iter().all(|it| Arc::ptr_eq(it, &other)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_is_retired_when_its_lease_is_gone_and_not_before() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let members = store.members();
+        let session = store.sessions.get(&members, SECOND * 20).await.expect("a session");
+        store.sessions.retire(&members, &session).await.expect("it is answered");
+        assert!(!session.has_ended() && session.marker_revision() > 0);
+        assert_eq!(store.sessions.all().len(), 1);
+
+        client.lease_client().revoke(session.id).await.expect("it is revoked");
+        store.sessions.retire(&members, &session).await.expect("it is answered");
+        assert!(session.has_ended());
+        assert!(store.sessions.all().is_empty());
+        let next = store.sessions.get(&members, SECOND * 20).await.expect("another session");
+        assert_ne!(next.id, session.id);
+    }
+
+    #[tokio::test]
+    async fn a_session_is_extended_before_it_is_used_for_longer_than_it_is_known_to_live() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let lease = client.lease_client().grant(60, None).await.expect("a lease").id();
+        let sent = Instant::now().checked_sub(SECOND * 50).expect("the clock counts from earlier");
+        let known = store.sessions.insert(60, Session::new(lease, SECOND * 60, sent));
+        known.set_due(Instant::now() + SECOND * 60);
+        let wanted = Instant::now() + SECOND * 20;
+        let session = store.sessions.get(&store.members(), SECOND * 20).await.expect("the session");
+        assert_eq!(session.id, lease);
+        assert!(session.until() >= wanted);
     }
 }

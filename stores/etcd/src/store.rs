@@ -45,7 +45,7 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct EtcdStore(Arc<Shared>);
+pub struct EtcdStore(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
     pub(crate) prefix: String,
@@ -243,5 +243,106 @@ impl LeaseStore for EtcdStore {
 impl fmt::Debug for EtcdStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdStore").field("prefix", &self.0.prefix).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use lockkit_store_servers::etcd::Etcd as Server;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+    /// Longer than anything takes that is waited for, and shorter than the ttl of the claims.
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// The inside of a store whose sessions outlive the test.
+    pub(crate) async fn store_at(server: &Server) -> Arc<Shared> {
+        store_of(EtcdStore::builder(server.endpoints()).session_ttl(SECOND * 60)).await
+    }
+
+    pub(crate) async fn store_of(builder: EtcdStoreBuilder) -> Arc<Shared> {
+        builder.connect().await.expect("connect").0
+    }
+
+    /// The inside of a store whose cluster cannot be reached.
+    pub(crate) fn store_of_nothing() -> Arc<Shared> {
+        EtcdStore::new(members_of_nothing(), "p/".to_owned(), SECOND * 10, TakeOver::AtOnce).0
+    }
+
+    pub(crate) fn members_of_nothing() -> Source {
+        Source::Endpoints(vec!["http://127.0.0.1:1".to_owned()], Box::default())
+    }
+
+    /// A client for what the store does not do.
+    pub(crate) async fn client_at(server: &Server) -> Client {
+        Client::connect(server.endpoints(), None).await.expect("connect")
+    }
+
+    pub(crate) fn claim(key: &str) -> Claim {
+        Claim::new(key, Token::random(), "test", SECOND * 40)
+    }
+
+    /// A claim that waits for its turn.
+    pub(crate) fn queued(key: &str) -> Claim {
+        let mut claim = claim(key);
+        claim.queue = true;
+        claim
+    }
+
+    pub(crate) async fn take(store: &Arc<Shared>, claim: &Claim) {
+        let answer = store.acquire(claim).await.expect("it is answered");
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+    }
+
+    pub(crate) async fn is_held(store: &Arc<Shared>, claim: &Claim) {
+        let answer = store.acquire(claim).await.expect("it is answered");
+        assert!(matches!(answer, Acquired::Held { .. }), "{answer:?}");
+    }
+
+    /// How many keys have this start.
+    pub(crate) async fn keys(client: &Client, start: &str) -> i64 {
+        let options = GetOptions::new().with_prefix().with_count_only();
+        client.kv_client().get(start, Some(options)).await.expect("count keys").count()
+    }
+
+    /// Whether etcd has forgotten this lease.
+    pub(crate) async fn is_revoked(client: &Client, lease: i64) -> bool {
+        client.lease_client().time_to_live(lease, None).await.expect("it is answered").ttl() == -1
+    }
+
+    pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+        let begun = std::time::Instant::now();
+        while !holds().await {
+            assert!(begun.elapsed() < LONG, "not so after {LONG:?}: {what}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lost_lease_is_waited_for_unless_each_member_that_answers_is_fixed() {
+        let server = Server::alone();
+        let status = client_at(&server).await.maintenance_client().status().await.expect("it is answered");
+        let is_unfixed = !lost::is_fixed(status.version());
+        let builder = || EtcdStore::builder(server.endpoints());
+        for (take_over, waits) in
+            [(TakeOver::ByVersion, is_unfixed), (TakeOver::AtOnce, false), (TakeOver::AfterTtl, true)]
+        {
+            let store = store_of(builder().take_over(take_over)).await;
+            assert_eq!(store.waits(&store.members()).await, waits, "{take_over:?}");
+        }
+        let store = EtcdStore::new(members_of_nothing(), "p/".to_owned(), SECOND * 10, TakeOver::ByVersion).0;
+        assert!(store.waits(&store.members()).await, "no member answers");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_does_not_answer_is_reported_to_those_who_wait() {
+        let store = EtcdStore(store_of_nothing());
+        assert!(store.unanswered().await.is_none());
+        assert!(store.lease_look(&Key::from("k")).await.is_err());
+        let told = store.unanswered().await;
+        assert!(matches!(told, Some(Error::Database { fault: lockkit::Fault::Unavailable, .. })), "{told:?}");
     }
 }

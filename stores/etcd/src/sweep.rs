@@ -49,3 +49,33 @@ fn forget(place: &Place, revision: i64) -> TxnOp {
     let is_free = Compare::create_revision(&*place.dir, CompareOp::Equal, 0).with_prefix();
     TxnOp::txn(Txn::new().when([is_same, is_free]).and_then([TxnOp::delete(&*place.last, None)]))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use lockkit::store::Token;
+    use lockkit_store_servers::etcd::Etcd as Server;
+
+    use super::*;
+    use crate::{
+        layout::State,
+        store::tests::{SECOND, client_at, keys, store_at},
+    };
+
+    #[tokio::test]
+    async fn no_more_are_swept_than_was_asked_for_and_those_held_do_not_count() {
+        let server = Server::alone();
+        let (store, client) = (store_at(&server).await, client_at(&server).await);
+        let old = Record { at: UNIX_EPOCH, ..Record::now(State::Held, Token::random(), SECOND, "the dead") }.text();
+        let mut kv = client.kv_client();
+        for name in ["a", "b", "c", "d"] {
+            kv.put(format!("lockkit/last/lockkit/lock/{name}"), &*old, None).await.expect("it is written");
+        }
+        kv.put("lockkit/lock/a/1", &*old, None).await.expect("it is written");
+        let left = async || keys(&client, "lockkit/last/").await;
+        assert_eq!((store.sweep(SECOND, 2).await.expect("it is answered"), left().await), (2, 2));
+        assert_eq!((store.sweep(SECOND, 2).await.expect("it is answered"), left().await), (1, 1));
+        assert_eq!((store.sweep(SECOND, 2).await.expect("it is answered"), left().await), (0, 1));
+    }
+}
