@@ -59,7 +59,7 @@ pub(crate) fn check_derive(options: &TokenStream, on_field: &TokenStream, item: 
 
 /// The key of a template, and what else may be in the parentheses of `key!`.
 pub(crate) fn check_key(template: &str, rest: TokenStream) {
-    for tokens in [quote!((::lockkit) #template), quote!((::lockkit) #template, #rest), rest] {
+    for tokens in [quote!((::lockkit) #template), quote!((::lockkit) #template, #rest), quote!((::lockkit) #rest)] {
         let expanded = key(tokens);
         assert!(syn::parse2::<syn::Expr>(expanded.clone()).is_ok(), "{expanded}");
     }
