@@ -118,7 +118,7 @@ impl Socket {
         !is_silent && !is_broken && (used.elapsed() < FRESH || !self.has_ended().await)
     }
 
-    /// Sends a `PING`, and does not wait for its answer. The client refuses it at once, if the connection has ended.
+    /// Hands the client a `PING` for whose answer nobody waits. It refuses at once, if the connection has ended.
     ///
     /// With the command itself that could not be told from a server that has executed it and then closed: it is the
     /// same error, which a slow first poll may find, too.
