@@ -57,7 +57,7 @@ pub fn check_key(key: &str, name: &str) {
     }
 }
 
-/// Addresses with a password that has these texts around [`SECRET`], and a root.
+/// Addresses with a password that has these texts around a secret, and a root.
 pub fn check_address(scheme: &str, before: &str, after: &str, root: &str) {
     let hosts = format!("{scheme}app:{before}{SECRET}{after}@zk1:2181");
     let _ = has_user(&hosts);
