@@ -23,7 +23,7 @@ pub(crate) fn check_derive_text(text: &str) {
     let mut line = || lines.next().unwrap_or_else(|| Some(TokenStream::new()));
     if let (Some(options), Some(on_field), Some(item)) = (line(), line(), line()) {
         check_derive(&options, &on_field, &item);
-        check_key(text, options);
+        check_key(text, &options);
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn check_derive(options: &TokenStream, on_field: &TokenStream, item: 
 }
 
 /// The key of a template, and what else may be in the parentheses of `key!`.
-pub(crate) fn check_key(template: &str, rest: TokenStream) {
+pub(crate) fn check_key(template: &str, rest: &TokenStream) {
     for tokens in [quote!((::lockkit) #template), quote!((::lockkit) #template, #rest), quote!((::lockkit) #rest)] {
         let expanded = key(tokens);
         assert!(syn::parse2::<syn::Expr>(expanded.clone()).is_ok(), "{expanded}");
@@ -233,7 +233,7 @@ mod tests {
 
         #[test]
         fn a_key_takes_any_text(template in any::<String>(), rest in tokens()) {
-            check_key(&template, rest);
+            check_key(&template, &rest);
         }
 
         #[test]
@@ -241,7 +241,7 @@ mod tests {
             template in r"([a-z:/%-]|\{\{|\}\}|\{[a-zé_ⓐ]{1,3}(\.[a-z0-9_ⓐ]{1,12}(\(\))?){0,3}(:[?x5>]{0,2})?\}){0,6}",
         ) {
             if Template::parse(&template).is_ok() {
-                check_key(&template, TokenStream::new());
+                check_key(&template, &TokenStream::new());
             }
         }
     }
