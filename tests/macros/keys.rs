@@ -158,8 +158,8 @@ async fn fields_and_calls_are_captured_and_evaluated_once() {
 
 #[tokio::test]
 async fn a_task_can_make_a_key_in_the_statement_that_awaits() {
-    let leases = Shop::new().await.leases;
-    let key = 7;
+    let shop = Shop::new().await;
+    let (leases, key) = (shop.leases.clone(), 7);
     let task = tokio::spawn(async move { leases.lease(lockkit::key!("order:{key}")).try_acquire().await });
     assert_eq!(*task.await.unwrap().unwrap().expect("it is free").key(), "order:7");
 }
