@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    sync::{OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -37,6 +38,26 @@ impl ZooKeeper {
         server.program.wait_until_it_listens();
         server.wait_until_it_serves();
         server
+    }
+
+    /// The address of a server that the tests of a process share. No test kills or stops it.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn shared() -> &'static str {
+        static SERVER: OnceLock<String> = OnceLock::new();
+        SERVER.get_or_init(|| {
+            let (started, starting) = mpsc::channel();
+            // A server dies with the thread that started it. This thread lives as long as the process.
+            thread::spawn(move || {
+                let server = Self::alone();
+                started.send(server.host()).expect("the test waits");
+                loop {
+                    thread::park();
+                }
+            });
+            starting.recv().expect("the server starts")
+        })
     }
 
     /// An ensemble of this many servers, which has a leader.

@@ -195,11 +195,31 @@ mod tests {
 
     #[test]
     fn a_root_is_a_path_below_the_root_of_zookeeper() {
-        for good in ["/locks", "/a/b", "/zookeeper-locks"] {
+        for good in ["/locks", "/a/b", "/zookeeper-locks", "/\u{d7ff}"] {
             assert!(check_root(good).is_ok(), "{good}");
         }
         for bad in ["", "/", "locks", "/locks/", "/a//b", "/a/./b", "/..", "/\u{7}", "/\u{e000}", "/zookeeper/x"] {
             assert!(check_root(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_shown_unless_they_may_have_a_password() {
+        assert_eq!(shown("zk1:2181,zk2:2181/app"), "zk1:2181,zk2:2181/app");
+        assert_eq!(shown("app:secret@zk1"), "(not shown: with a `@`)");
+    }
+
+    #[tokio::test]
+    async fn a_session_timeout_is_from_100_ms_to_a_day() {
+        let connect = |timeout| ZooKeeperStore::builder("no port:0").session_timeout(timeout).connect();
+        let (instant, day) = (Duration::from_millis(1), Duration::from_hours(24));
+        for good in [Duration::from_millis(100), Duration::from_secs(100), day.saturating_sub(instant), day] {
+            let refused = connect(good).await.expect_err("the address is none");
+            assert!(matches!(refused, ConnectError::Unreachable { .. }), "{good:?}: {refused:?}");
+        }
+        for bad in [Duration::ZERO, Duration::from_millis(99), day + instant, day * 2] {
+            let refused = connect(bad).await.expect_err("it cannot work");
+            assert!(matches!(refused, ConnectError::InvalidOption { .. }), "{bad:?}: {refused:?}");
         }
     }
 }

@@ -309,3 +309,31 @@ pub(crate) async fn expire(shared: std::sync::Weak<Shared>, number: u64, token: 
 pub(crate) fn time(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{Outcome, Request, claim, inside_behind_proxy, own_root};
+
+    #[test]
+    fn the_time_of_the_server_is_after_the_epoch() {
+        assert_eq!(time(1_500), UNIX_EPOCH + Duration::from_millis(1_500));
+        assert_eq!(time(-1), UNIX_EPOCH);
+    }
+
+    #[tokio::test]
+    async fn a_key_whose_children_have_no_more_numbers_is_not_granted() {
+        // The next number but one would be negative.
+        let last = u32::try_from(i32::MAX).expect("it is positive") - 1;
+        for (number, is_refused) in [(last - 1, false), (last, true)] {
+            let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+            // The first attempt creates the node of the key.
+            proxy.plan(&[(Request::Create, Outcome::Passes); 2]);
+            proxy.plan(&[(Request::Create, Outcome::Numbered(number))]);
+            let (answering, answered) = oneshot::channel();
+            shared.acquire(claim("k"), answering).await;
+            let answer = answered.await.expect("an answer");
+            assert_eq!(matches!(answer, Err(Failure::NoNumber)), is_refused, "{number}: {answer:?}");
+        }
+    }
+}

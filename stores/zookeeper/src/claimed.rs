@@ -99,3 +99,17 @@ impl Held {
         self.note.map(|version| (note, version))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_is_stopped_when_its_claim_is_dropped() {
+        let running = tokio::spawn(pending::<()>());
+        drop(Task::of(&running));
+        assert!(running.await.is_err_and(|it| it.is_cancelled()));
+    }
+}

@@ -192,3 +192,155 @@ impl Claims {
         self.0.drain().map(left).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, time::SystemTime};
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The session of the claims.
+    const SESSION: u64 = 7;
+
+    fn claim(key: &str) -> Claim {
+        Claim::new(key, Token::random(), "holder", SECOND * 20)
+    }
+
+    fn place(token: Token) -> Place {
+        Place { name: format!("{}__lock__0000000001", token.to_hex()), number: 1 }
+    }
+
+    /// A lease of 20 s, of which 10 s are left.
+    fn held(token: Token) -> Held {
+        let now = Instant::now();
+        Held {
+            place: place(token),
+            fence: Fence::from(256),
+            acquired_at: SystemTime::UNIX_EPOCH,
+            granted: now,
+            until: now + SECOND * 10,
+            ttl: SECOND * 20,
+            shown_ttl: SECOND * 20,
+            renewals: 3,
+            note: None,
+        }
+    }
+
+    /// A claim of the key `k` that holds it.
+    fn taken(claims: &mut Claims) -> Token {
+        let claim = claim("k");
+        claims.turn_of(&claim, "/locks/k", SESSION);
+        claims.set(claim.token, Phase::Held(held(claim.token)));
+        claim.token
+    }
+
+    fn held_by(claims: &Claims, token: Token) -> &Held {
+        match &claims.get(token).expect("a claim").phase {
+            Phase::Held(held) => held,
+            other => panic!("it is not held: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_made_anew_has_another_turn() {
+        let (mut claims, claim) = (Claims::default(), claim("k"));
+        let before = claims.turn_of(&claim, "/locks/k", SESSION);
+        assert!(claims.is_turn_of(claim.token, &before));
+        claims.remove(claim.token);
+        assert!(!claims.is_turn_of(claim.token, &before));
+        claims.turn_of(&claim, "/locks/k", SESSION);
+        assert!(!claims.is_turn_of(claim.token, &before));
+    }
+
+    #[tokio::test]
+    async fn the_task_of_a_claim_is_stopped_by_the_next_one_and_with_the_claim() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        let [first, second] = [(); 2].map(|()| tokio::spawn(pending::<()>()));
+        claims.set_task(token, &first);
+        claims.set_task(token, &second);
+        assert!(first.await.is_err_and(|it| it.is_cancelled()));
+        claims.remove(token);
+        assert!(second.await.is_err_and(|it| it.is_cancelled()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_held_in_its_session_only() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        assert_eq!(claims.held_fence(token), Some(Fence::from(256)));
+        assert_eq!(claims.until(token, SESSION), Some(Instant::now() + SECOND * 10));
+        assert_eq!(claims.until(token, SESSION + 1), None);
+        claims.set(token, Phase::Claiming);
+        assert_eq!((claims.held_fence(token), claims.until(token, SESSION)), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_kept_for_nobody_shows_its_new_ttl_and_no_renewals() {
+        let mut claims = Claims::default();
+        let (token, nobody) = (taken(&mut claims), Token::nobody());
+        let until = Instant::now() + SECOND * 5;
+        claims.keep_for_nobody(token, nobody, until, SECOND * 4, held(token));
+        assert!(claims.get(token).is_none());
+        let held = held_by(&claims, nobody);
+        assert_eq!((held.until, held.ttl, held.shown_ttl, held.renewals), (until, SECOND * 4, SECOND * 4, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_prolongs_nothing_changes_nothing() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        let until = held_by(&claims, token).until;
+        for ttl in [SECOND * 9, SECOND * 10] {
+            assert!(claims.prolong(token, ttl).expect("it is held").child.is_none());
+            assert_eq!((held_by(&claims, token).until, held_by(&claims, token).ttl), (until, SECOND * 20));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ttl_that_is_shown_is_not_written_again() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        let ttl = SECOND * 30;
+        assert_eq!(claims.prolong(token, ttl).and_then(|it| it.child).map(|it| it.ttl), Some(ttl));
+        claims.shows(token, ttl);
+        assert!(claims.prolong(token, ttl).expect("it is held").child.is_none());
+        assert_eq!(held_by(&claims, token).until, Instant::now() + ttl);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_at_its_ttl_and_not_before() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        assert!(claims.end(token, true).is_none());
+        advance(SECOND * 10).await;
+        let (dir, _, last) = claims.end(token, true).expect("its ttl is over");
+        assert_eq!((dir.as_str(), last.token, &*last.holder), ("/locks/k", token, "holder"));
+        assert!(claims.end(token, false).is_none(), "it has ended before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_child_is_that_of_the_claim_with_its_key_and_its_place() {
+        let mut claims = Claims::default();
+        let token = taken(&mut claims);
+        let own = place(token);
+        assert!(claims.with_child("k", &own).is_some_and(|(it, _)| it == token));
+        assert!(claims.with_child("other", &own).is_none());
+        assert!(claims.with_child("k", &Place { name: own.name.replace("01", "02"), number: 2 }).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_of_a_session_is_trusted_until_its_end_at_most() {
+        let now = Instant::now();
+        for (trusted, until) in [(SECOND * 5, SECOND * 5), (SECOND * 15, SECOND * 10)] {
+            let mut claims = Claims::default();
+            let token = taken(&mut claims);
+            let [stray] = &claims.end_all(trusted)[..] else { panic!("one claim") };
+            assert_eq!((stray.name.as_deref(), stray.trusted_until), (Some(&*place(token).name), now + until));
+        }
+    }
+}

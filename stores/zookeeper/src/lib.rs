@@ -67,6 +67,8 @@ mod claim;
 mod claimed;
 mod claims;
 mod error;
+#[cfg(test)]
+mod faults;
 #[cfg(any(test, feature = "_fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;

@@ -111,7 +111,7 @@ mod tests {
         connected.beat(at(6));
         connected.reconnected(at(5));
         assert_eq!(connected.stopped(at(7)), stopped(6, 9), "it had no connection before the stop had ended");
-        connected.reconnected(at(7));
+        connected.reconnected(at(6));
         assert_eq!(connected.stopped(at(8)), None);
     }
 }

@@ -87,14 +87,13 @@ impl Shared {
                     self.claims().remove(token);
                     return Ok(Answer::Gone);
                 }
-                Err(Zk::BadVersion) if held.note.is_some() => match note_version(&session, dir).await {
-                    Err(err) if !is_silence(&err) => return Err(err.into()),
-                    Err(_) => {}
-                    Ok(version) => {
+                Err(Zk::BadVersion) if held.note.is_some() => {
+                    // Without an answer, after the pause.
+                    if let Ok(version) = note_version(&session, dir).await {
                         held.note = version;
                         continue;
                     }
-                },
+                }
                 Err(err) if held.note.is_some() && is_refused(&err) => {
                     held.note = None;
                     continue;
@@ -153,5 +152,111 @@ impl Shared {
             Err(err) if is_refused(&err) => Ok(None),
             Err(err) => Err(err.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{
+        Outcome::{Lost, Passes, Refused, Unanswered},
+        Request::{Delete, GetData, Multi},
+        SESSION, data, inside, inside_behind_proxy, own_root, take,
+    };
+
+    fn is_no_auth<T>(answer: &Result<T, Failure>) -> bool {
+        matches!(answer, Err(Failure::Client(Zk::NoAuth)))
+    }
+
+    fn child_of(dir: &str, held: &Held) -> String {
+        format!("{dir}/{}", held.place.name)
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_kept_for_its_least_time_when_answers_are_lost() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        for (number, lost) in [
+            &[(Multi, Lost)][..],
+            &[(Multi, Unanswered)],
+            // The version of the note is not known afterwards.
+            &[(Multi, Unanswered), (GetData, Lost)],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let key = number.to_string();
+            let (token, held) = take(&shared, &key).await;
+            proxy.plan(lost);
+            let answer = shared.clone().release(Key::from(&*key), token, SESSION).await;
+            assert!(matches!(answer, Ok(Answer::Done)) && proxy.is_done(), "{lost:?}: {answer:?}");
+            let dir = shared.dir(&key);
+            let child = data(&shared, &child_of(&dir, &held)).await.and_then(|it| Child::decode(&it));
+            assert!(child.is_some_and(|it| it.token.is_nobody()));
+            assert_eq!(data(&shared, &dir).await, Some(Note::Free.encode()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lease_whose_note_may_not_be_written_is_kept_for_its_least_time() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (token, held) = take(&shared, "k").await;
+        proxy.plan(&[(Multi, Refused)]);
+        let answer = shared.clone().release(Key::from("k"), token, SESSION).await;
+        assert!(matches!(answer, Ok(Answer::Done)) && proxy.is_done(), "{answer:?}");
+        let child = data(&shared, &child_of(&shared.dir("k"), &held)).await.and_then(|it| Child::decode(&it));
+        assert!(child.is_some_and(|it| it.token.is_nobody()));
+    }
+
+    #[tokio::test]
+    async fn a_lease_whose_child_may_not_be_written_ends_at_its_release() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (token, held) = take(&shared, "k").await;
+        // With the note, and without it.
+        proxy.plan(&[(Multi, Refused); 2]);
+        let answer = shared.clone().release(Key::from("k"), token, SESSION).await;
+        assert!(is_no_auth(&answer) && proxy.is_done(), "{answer:?}");
+        assert_eq!(data(&shared, &child_of(&shared.dir("k"), &held)).await, None);
+        assert!(shared.claims().get(token).is_none());
+    }
+
+    #[tokio::test]
+    async fn the_lease_of_another_process_is_taken_away_when_answers_are_lost() {
+        let root = own_root();
+        let (holder, (shared, proxy)) = (inside(&root).await, inside_behind_proxy(&root).await);
+        for lost in [Lost, Unanswered] {
+            let (token, held) = take(&holder, "k").await;
+            proxy.plan(&[(Multi, lost)]);
+            let answer = shared.clone().release(Key::from("k"), token, Duration::ZERO).await;
+            assert!(matches!(answer, Ok(Answer::Done)) && proxy.is_done(), "{lost:?}: {answer:?}");
+            assert_eq!(data(&shared, &child_of(&shared.dir("k"), &held)).await, None);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_lease_of_another_process_stays_if_its_child_may_not_be_deleted() {
+        let root = own_root();
+        let (holder, (shared, proxy)) = (inside(&root).await, inside_behind_proxy(&root).await);
+        let (token, held) = take(&holder, "k").await;
+        proxy.plan(&[(Multi, Refused), (Delete, Refused)]);
+        let answer = shared.clone().release(Key::from("k"), token, Duration::ZERO).await;
+        assert!(is_no_auth(&answer) && proxy.is_done(), "{answer:?}");
+        assert!(data(&shared, &child_of(&shared.dir("k"), &held)).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn the_lease_of_another_process_is_taken_away_without_its_note_if_that_may_not_be_read() {
+        let root = own_root();
+        let (holder, (shared, proxy)) = (inside(&root).await, inside_behind_proxy(&root).await);
+        let (token, held) = take(&holder, "k").await;
+        let child = child_of(&shared.dir("k"), &held);
+        // The child is read first.
+        proxy.plan(&[(GetData, Passes), (GetData, Lost)]);
+        let answer = shared.clone().release(Key::from("k"), token, Duration::ZERO).await;
+        assert!(answer.is_err() && proxy.is_done(), "{answer:?}");
+        assert!(data(&shared, &child).await.is_some(), "its note may be there");
+        proxy.plan(&[(GetData, Passes), (GetData, Refused)]);
+        let answer = shared.clone().release(Key::from("k"), token, Duration::ZERO).await;
+        assert!(matches!(answer, Ok(Answer::Done)) && proxy.is_done(), "{answer:?}");
+        assert_eq!(data(&shared, &child).await, None);
     }
 }

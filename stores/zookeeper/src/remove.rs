@@ -179,3 +179,111 @@ pub(crate) async fn note_version(session: &Session, dir: &str) -> Result<Option<
 pub(crate) fn is_refused(err: &Zk) -> bool {
     !is_silence(err) && *err != Zk::NoNode
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        claimed::UNKNOWN,
+        faults::{
+            Outcome::{Lost, Refused},
+            Request::{Delete, GetData, List, Multi},
+            SESSION, child, data, inside, inside_behind_proxy, is_deleted, own_root, session, take,
+        },
+    };
+
+    const FREE: Note = Note::Free;
+
+    #[test]
+    fn a_server_refuses_with_an_answer_about_a_node_that_exists() {
+        for refused in [Zk::NoAuth, Zk::QuotaExceeded, Zk::BadVersion] {
+            assert!(is_refused(&refused), "{refused}");
+        }
+        for other in [Zk::NoNode, Zk::ConnectionLoss, Zk::SessionExpired, Zk::Timeout] {
+            assert!(!is_refused(&other), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_that_may_not_be_deleted_is_an_error_and_not_tried_again() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (token, held) = take(&shared, "k").await;
+        proxy.plan(&[(Delete, Refused)]);
+        let removed = shared.remove(0, token, &shared.dir("k"), &held.place, None).await;
+        assert!(matches!(removed, Err(Failure::Client(Zk::NoAuth))), "{removed:?}");
+    }
+
+    #[tokio::test]
+    async fn a_child_of_a_session_that_has_ended_is_deleted_by_the_next_one() {
+        let shared = inside(&own_root()).await;
+        let (dir, token) = (shared.dir("k"), Token::random());
+        let place = child(&shared, &dir, token, b"").await;
+        let earlier = session(&shared).number + 1;
+        assert!(shared.remove(earlier, token, &dir, &place, None).await.is_err());
+        is_deleted(&shared, &format!("{dir}/{}", place.name)).await;
+    }
+
+    #[tokio::test]
+    async fn a_child_is_found_by_its_token_when_answers_are_lost() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (dir, token) = (shared.dir("k"), Token::random());
+        let find = || find_and_remove(Arc::downgrade(&shared), 0, dir.clone(), token);
+        // There is no node.
+        find().await;
+        let path = format!("{dir}/{}", child(&shared, &dir, token, b"").await.name);
+        proxy.plan(&[(List, Lost)]);
+        find().await;
+        assert!(data(&shared, &path).await.is_none() && proxy.is_done());
+    }
+
+    #[tokio::test]
+    async fn a_child_that_another_token_keeps_is_left() {
+        let shared = inside(&own_root()).await;
+        let (dir, token) = (shared.dir("k"), Token::random());
+        let kept = Child { token: Token::nobody(), ttl: SESSION, holder: String::new() };
+        let path = format!("{dir}/{}", child(&shared, &dir, token, &kept.encode()).await.name);
+        find_and_remove(Arc::downgrade(&shared), 0, dir, token).await;
+        assert!(data(&shared, &path).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_child_is_deleted_without_its_note_only_if_the_server_refuses_to_write_that() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (session, dir) = (session(&shared), shared.dir("k"));
+        let (_, held) = take(&shared, "k").await;
+        let note = held.replaced_by(&FREE);
+        proxy.plan(&[(Multi, Lost)]);
+        assert_eq!(delete(&session, &dir, &held.place.name, note).await, Err(Zk::ConnectionLoss));
+        proxy.plan(&[(Multi, Refused)]);
+        assert_eq!(delete(&session, &dir, &held.place.name, note).await, Ok(true));
+        let left = data(&shared, &dir).await.and_then(|it| Note::decode(&it));
+        assert!(matches!(left, Some(Note::Held(_))), "{left:?}");
+        assert_eq!(delete(&session, &dir, &held.place.name, note).await, Ok(false));
+    }
+
+    #[tokio::test]
+    async fn data_of_another_owner_are_left_when_the_version_of_the_note_is_not_known() {
+        let shared = inside(&own_root()).await;
+        let session = session(&shared);
+        for version in 0..4 {
+            let dir = shared.dir(&version.to_string());
+            let place = child(&shared, &dir, Token::random(), b"{}").await;
+            for before in 0..version {
+                session.client.set_data(&dir, b"{}", Some(before)).await.expect("it is written");
+            }
+            assert_eq!(delete(&session, &dir, &place.name, Some((&FREE, UNKNOWN))).await, Ok(true));
+            assert_eq!(data(&shared, &dir).await.as_deref(), Some(&b"{}"[..]), "version {version}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_version_of_a_note_is_not_known_without_an_answer() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (session, dir) = (session(&shared), shared.dir("k"));
+        let (_, held) = take(&shared, "k").await;
+        assert_eq!(note_version(&session, &dir).await, Ok(held.note));
+        proxy.plan(&[(GetData, Refused), (GetData, Lost)]);
+        assert_eq!(note_version(&session, &dir).await, Ok(None));
+        assert_eq!(note_version(&session, &dir).await, Err(Zk::ConnectionLoss));
+    }
+}

@@ -79,3 +79,32 @@ impl Session {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit::store::Token;
+
+    use super::*;
+    use crate::{
+        child::Child,
+        faults::{
+            Outcome::{Lost, Refused},
+            Request::SetData,
+            SESSION, child, inside_behind_proxy, own_root, session,
+        },
+    };
+
+    #[tokio::test]
+    async fn a_child_is_there_if_the_server_refuses_to_write_it() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let (session, dir, token) = (session(&shared), shared.dir("k"), Token::random());
+        let path = format!("{dir}/{}", child(&shared, &dir, token, b"").await.name);
+        let shown = Child { token, ttl: SESSION, holder: "test".to_owned() };
+        let renewed = |path: &str| Renewed { session: 0, path: path.to_owned(), child: Some(shown.clone()) };
+        assert_eq!(session.confirm(&renewed(&path)).await, Ok(true));
+        proxy.plan(&[(SetData, Refused), (SetData, Lost)]);
+        assert_eq!(session.confirm(&renewed(&path)).await, Ok(true));
+        assert_eq!(session.confirm(&renewed(&path)).await, Err(Zk::ConnectionLoss));
+        assert_eq!(session.confirm(&renewed(&format!("{dir}/none"))).await, Ok(false));
+    }
+}

@@ -156,7 +156,7 @@ impl Shared {
     }
 
     /// Ends everything that belonged to the session.
-    fn end_session(&self) {
+    pub(crate) fn end_session(&self) {
         let Some(session) = self.session.send_replace(None) else { return };
         let ended = self.claims().end_all(session.trusted);
         lock(&self.strays).extend(ended);
@@ -260,7 +260,7 @@ pub(crate) fn drive(
     });
 }
 
-async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
+pub(crate) async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
     let Settings { hosts, root, acls, .. } = &settings;
     let unreachable = |err: Zk| ConnectError::Unreachable { servers: shown(hosts).to_owned(), source: err.into() };
     let session = settings.open(0).await.map_err(unreachable)?;
@@ -354,7 +354,10 @@ mod tests {
     use lockkit_store_servers::zookeeper::ZooKeeper;
 
     use super::*;
-    use crate::ZooKeeperStore;
+    use crate::{
+        ZooKeeperStore,
+        faults::{Outcome, Request, SESSION, inside, inside_behind_proxy, is_deleted, own_root, session},
+    };
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -376,6 +379,9 @@ mod tests {
         // The server has cut the session timeout, so the client uses its own silence.
         assert_eq!(silence_of_client(seconds(20), seconds(20)), seconds(8));
         assert_eq!(trusted(seconds(20), seconds(8)), seconds(6));
+        assert_eq!(silence_of_client(seconds(24), seconds(8)), seconds(8));
+        // The client's own limit for the one that is set.
+        assert_eq!(silence_of_client(seconds(20), seconds(12)), seconds(12));
         // The server has raised it.
         assert!(trusted(seconds(4), Duration::from_millis(300)) > Duration::from_millis(2600));
     }
@@ -399,5 +405,59 @@ mod tests {
         while !matches!(store.lease_acquire(&claim).await, Ok(Acquired::Granted(_))) {
             sleep(SECOND / 10).await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_left_after_a_third_of_the_session_timeout() {
+        let shared = inside(&own_root()).await;
+        assert_eq!(shared.settings.silence(), SESSION / 3);
+        assert_eq!(session(&shared).silence, SESSION / 3);
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_silence_is_known_if_there_is_no_session() {
+        let shared = inside(&own_root()).await;
+        assert!(shared.silence_reason().is_none());
+        let ended = session(&shared);
+        shared.end_session();
+        assert!(shared.silence_reason().is_some());
+        drop(ended);
+    }
+
+    #[tokio::test]
+    async fn a_stop_counts_no_longer_when_the_session_has_another_connection() {
+        let (shared, proxy) = inside_behind_proxy(&own_root()).await;
+        let session = session(&shared);
+        let watching = tokio::spawn({
+            let session = session.clone();
+            async move { ends(&session).await }
+        });
+        // Until it has seen that there is a connection.
+        sleep(SECOND / 10).await;
+        let now = Instant::now();
+        let before = now.checked_sub(SECOND * 60).expect("the machine has run for longer");
+        let mut stopped = Pulse::new(before, SECOND * 4000, SECOND * 80);
+        assert!(stopped.stopped(now).is_some());
+        *session.pulse() = stopped;
+        proxy.plan(&[(Request::Exists, Outcome::Lost)]);
+        session.client.check_stat("/").await.expect_err("the connection breaks");
+        while session.pulse().stopped(Instant::now()).is_some() {
+            sleep(SECOND / 10).await;
+        }
+        watching.abort();
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_with_its_store() {
+        let (root, other) = (own_root(), inside(&own_root()).await);
+        let builder = ZooKeeperStore::builder(ZooKeeper::shared()).root(&root).session_timeout(SESSION);
+        let store = builder.connect().await.expect("a session");
+        let claim = Claim::new("k", Token::random(), "closed", SESSION);
+        let granted = store.lease_acquire(&claim).await;
+        assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+        let children = session(&other).client.list_children(&store.path("k")).await.expect("the children");
+        let child = format!("{}/{}", store.path("k"), children[0]);
+        drop(store);
+        is_deleted(&other, &child).await;
     }
 }

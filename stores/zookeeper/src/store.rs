@@ -227,3 +227,43 @@ impl LeaseStore for ZooKeeperStore {
 fn closed() -> Failure {
     Failure::Silence("the store is closed".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkit::Fault;
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::faults::{inside, own_root};
+
+    /// A store without a session, on the runtime of the test.
+    async fn store() -> ZooKeeperStore {
+        let (open, _) = oneshot::channel();
+        ZooKeeperStore::new(inside(&own_root()).await, open)
+    }
+
+    #[tokio::test]
+    async fn a_call_without_a_session_leaves_no_task_behind() {
+        let store = store().await;
+        let session = store.shared.current().expect("a session");
+        store.shared.end_session();
+        let tasks = || Handle::current().metrics().num_alive_tasks();
+        let (before, key, moment) = (tasks(), Key::from("k"), Duration::from_millis(20));
+        timeout(moment, store.lease_look(&key)).await.expect_err("it waits for a session");
+        assert_eq!(tasks(), before);
+        let another = Token::random();
+        timeout(moment, store.lease_release(&key, another, Duration::ZERO)).await.expect_err("it waits for a session");
+        assert_eq!(tasks(), before);
+        drop(session);
+    }
+
+    #[tokio::test]
+    async fn why_no_answer_came_is_known_with_a_session_and_without() {
+        let store = store().await;
+        for _ in 0..2 {
+            let known = store.unanswered().await;
+            assert!(matches!(known, Some(Error::Database { fault: Fault::Unavailable, .. })), "{known:?}");
+            store.shared.end_session();
+        }
+    }
+}

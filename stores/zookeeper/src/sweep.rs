@@ -88,3 +88,30 @@ async fn forget(session: &Session, dir: &str, data: &[u8], stat: &Stat) -> Resul
         Err(err) => Err(err.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zookeeper_client::Acls;
+
+    use super::*;
+    use crate::faults::{inside, own_root, session};
+
+    #[tokio::test]
+    async fn a_sweep_reads_all_keys_or_ends_at_its_limit() {
+        let shared = inside(&own_root()).await;
+        let client = &session(&shared).client;
+        let persistent = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let keys = BATCH * 2 + 1;
+        let nodes: Vec<_> = (0..keys).map(|it| shared.dir(&it.to_string())).collect();
+        let creating: Vec<_> =
+            nodes.iter().map(|it| async { client.create(it, &Note::Free.encode(), &persistent).await }).collect();
+        for created in creating {
+            created.await.expect("a node");
+        }
+        // Those of the last moment are kept.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let left = keys as u64 - 1;
+        assert_eq!(shared.clone().sweep(Duration::ZERO, 1).await.expect("an answer"), 1);
+        assert_eq!(shared.clone().sweep(Duration::ZERO, left + 1).await.expect("an answer"), left);
+    }
+}

@@ -56,3 +56,22 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::faults::{inside, own_root, session};
+
+    #[tokio::test]
+    async fn a_watch_takes_room_for_its_path_in_half_a_request_until_it_is_over() {
+        let root = own_root();
+        let shared = inside(&root).await;
+        let session = session(&shared);
+        let free = || session.watches.0.available_permits();
+        // A request of the client has 128 KiB.
+        assert_eq!(free(), 128 * 1024 / 2);
+        let watch = session.watch(&root).await.expect("a node");
+        assert_eq!(free(), 128 * 1024 / 2 - session.client.path().len() - root.len());
+        drop(watch);
+        assert_eq!(free(), 128 * 1024 / 2);
+    }
+}

@@ -1,12 +1,7 @@
 //! The server that most tests share, and stores on it.
 
 use std::{
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
-    thread,
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -25,19 +20,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The address of the server that the tests share. No test kills or stops it.
 pub(crate) fn shared_server() -> &'static str {
-    static SERVER: OnceLock<String> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let (started, starting) = mpsc::channel();
-        // A server dies with the thread that started it. This thread lives as long as the process.
-        thread::spawn(move || {
-            let server = ZooKeeper::alone();
-            started.send(server.host()).expect("the test waits");
-            loop {
-                thread::park();
-            }
-        });
-        starting.recv().expect("the server starts")
-    })
+    ZooKeeper::shared()
 }
 
 /// A root that no other test uses.
