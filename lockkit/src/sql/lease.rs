@@ -251,9 +251,9 @@ pub(super) async fn answers_sweep<DB: LeaseOps>(conn: &mut DB::Connection, limit
 }
 
 /// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a
-/// statement that takes released leases only, which costs the server least. A lease that has no row yet, or has
-/// expired, would need a second statement then, as does on PostgreSQL one that is held; so after one of these, claims
-/// are sent as the statement for all of them.
+/// statement that takes released leases only, on SQLite also new ones, which costs least. A lease that has no row yet
+/// or has expired would need a second statement then, as does on PostgreSQL and SQLite one that is held; so after one
+/// of these, claims are sent as the statement for all of them.
 #[derive(Debug, Default)]
 pub struct LastClaims(AtomicU8);
 

@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     task::Poll,
 };
 
@@ -83,11 +83,11 @@ impl<L> Queues<L> {
             let mut asking = Asking::new(Instant::now(), deadline);
             loop {
                 // Created before the attempt, so that a release during the attempt is not missed.
-                let all = others.iter().chain([queue]);
-                let mut notified: Vec<_> = all.map(|it| Box::pin(it.freed.notified())).collect();
+                let mut freed = pin!(queue.freed.notified());
+                let mut others: Vec<_> = others.iter().map(|it| Box::pin(it.freed.notified())).collect();
                 let released_here = poll_fn(|context| {
-                    let is_released = notified.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
-                    if is_released { Poll::Ready(()) } else { Poll::Pending }
+                    let is_other = others.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
+                    if is_other || freed.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
                 });
                 let now = Instant::now();
                 if asking.is_over(now) {

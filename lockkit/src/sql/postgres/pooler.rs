@@ -13,6 +13,7 @@
 //! pool, so the answer holds for the whole process.
 
 use std::{
+    borrow::Cow,
     collections::HashSet,
     fmt::Write,
     sync::{
@@ -137,19 +138,19 @@ fn in_a_transaction(conn: &PgConnection) -> bool {
 }
 
 /// One of lockkit's own statements, with values of lockkit's own types.
-pub(super) fn query(sql: impl SqlSafeStr) -> Statement {
-    Statement { sql: sql.into_sql_str(), values: Vec::new() }
+pub(super) fn query<'q>(sql: impl SqlSafeStr) -> Statement<'q> {
+    Statement { sql: sql.into_sql_str(), values: Vec::with_capacity(8) }
 }
 
 /// A statement made by [`query`]. Used like sqlx's.
 #[must_use = "a statement does nothing until it is executed"]
-pub(super) struct Statement {
+pub(super) struct Statement<'q> {
     sql: SqlStr,
-    values: Vec<Value>,
+    values: Vec<Value<'q>>,
 }
 
-impl Statement {
-    pub(super) fn bind(mut self, value: impl Into<Value>) -> Self {
+impl<'q> Statement<'q> {
+    pub(super) fn bind(mut self, value: impl Into<Value<'q>>) -> Self {
         self.values.push(value.into());
         self
     }
@@ -184,6 +185,7 @@ impl Statement {
 
     fn arguments(&self) -> sqlx::Result<PgArguments> {
         let mut arguments = PgArguments::default();
+        arguments.reserve(self.values.len(), 128);
         for value in &self.values {
             value.add_to(&mut arguments).map_err(sqlx::Error::Encode)?;
         }
@@ -207,26 +209,26 @@ impl Statement {
 }
 
 /// A value of one of the types that lockkit's own statements use.
-pub(super) enum Value {
+pub(super) enum Value<'q> {
     Bool(bool),
     Int(i32),
     Long(i64),
-    Text(Option<String>),
-    Bytes(Vec<u8>),
+    Text(Option<Cow<'q, str>>),
+    Bytes(&'q [u8]),
     Ints(Vec<i32>),
     Longs(Vec<i64>),
-    Texts(Vec<String>),
-    ManyBytes(Vec<Vec<u8>>),
+    Texts(Vec<&'q str>),
+    ManyBytes(Vec<&'q [u8]>),
 }
 
-impl Value {
+impl Value<'_> {
     fn add_to(&self, arguments: &mut PgArguments) -> Result<(), BoxDynError> {
         match self {
             Self::Bool(value) => arguments.add(*value),
             Self::Int(value) => arguments.add(*value),
             Self::Long(value) => arguments.add(*value),
             Self::Text(value) => arguments.add(value.as_deref()),
-            Self::Bytes(value) => arguments.add(value.as_slice()),
+            Self::Bytes(value) => arguments.add(*value),
             Self::Ints(values) => arguments.add(values.as_slice()),
             Self::Longs(values) => arguments.add(values.as_slice()),
             Self::Texts(values) => arguments.add(values.as_slice()),
@@ -272,7 +274,7 @@ fn bytes(value: &[u8]) -> String {
 
 macro_rules! value_from {
     ($($from:ty => |$it:ident| $value:expr),+ $(,)?) => {
-        $(impl From<$from> for Value {
+        $(impl<'q> From<$from> for Value<'q> {
             fn from($it: $from) -> Self {
                 $value
             }
@@ -284,16 +286,15 @@ value_from! {
     bool => |it| Self::Bool(it),
     i32 => |it| Self::Int(it),
     i64 => |it| Self::Long(it),
-    &str => |it| Self::Text(Some(it.to_owned())),
-    String => |it| Self::Text(Some(it)),
-    Option<String> => |it| Self::Text(it),
-    &[u8] => |it| Self::Bytes(it.to_vec()),
+    &'q str => |it| Self::Text(Some(it.into())),
+    String => |it| Self::Text(Some(it.into())),
+    Option<String> => |it| Self::Text(it.map(Cow::from)),
+    &'q [u8] => |it| Self::Bytes(it),
     [i32; 4] => |it| Self::Ints(it.to_vec()),
     Vec<i32> => |it| Self::Ints(it),
     Vec<i64> => |it| Self::Longs(it),
-    Vec<&str> => |it| Self::Texts(it.into_iter().map(str::to_owned).collect()),
-    Vec<String> => |it| Self::Texts(it),
-    Vec<&[u8]> => |it| Self::ManyBytes(it.into_iter().map(<[u8]>::to_vec).collect()),
+    Vec<&'q str> => |it| Self::Texts(it),
+    Vec<&'q [u8]> => |it| Self::ManyBytes(it),
 }
 
 /// Makes the text of a statement different. sqlx would otherwise run the named statement that this connection has

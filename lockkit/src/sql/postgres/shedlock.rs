@@ -189,6 +189,7 @@ impl ShedLockStatements for Postgres {
              ORDER BY a.number",
             table = place.table.quoted('"'),
         );
+        let tags: Vec<_> = tags.iter().map(String::as_str).collect();
         let rows = query(AssertSqlSafe(sql)).bind(names).bind(tags).bind(ttls).fetch_all(conn).await?;
         rows.iter().map(scoped).collect()
     }

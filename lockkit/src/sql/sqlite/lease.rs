@@ -1,15 +1,20 @@
 //! Leases on SQLite.
 //!
 //! SQLite cannot return the columns as they were before an UPDATE. So a claim first reads the previous holder, and
-//! takes the row only if its fence is unchanged. There is one writer at a time, so a renewal cuts an expiry that was
-//! written ahead of the clock in the same statement.
+//! takes the row only if its fence is unchanged. While the last claims of a pool found leases that were new or
+//! released, which have no holder to tell of, a statement that takes only these goes first: one request instead of two.
+//! There is one writer at a time, so a renewal cuts an expiry that was written ahead of the clock in the same
+//! statement.
 
 use std::{
     collections::{HashMap, HashSet},
     time::Duration,
 };
 
-use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{
+    Arguments, Row, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteRow},
+};
 
 use super::NOW;
 use crate::{
@@ -48,6 +53,17 @@ fn lives(ttl: &str) -> String {
     )
 }
 
+/// Ends an INSERT of claims: it takes also leases that were released.
+fn or_released() -> String {
+    format!(
+        "ON CONFLICT (name) DO UPDATE SET
+             fence = max(fence + {FENCES}, {NOW}), acquired_us = {NOW}, renewals = 0,
+             token = excluded.token, holder = excluded.holder, expires_us = excluded.expires_us,
+             ttl_us = excluded.ttl_us
+         WHERE expires_us <= {NOW} AND token IS NULL"
+    )
+}
+
 /// Whether the last holder of the row's lease did not release it: a token without an owner begins with eight zeros.
 const KEPT: &str = "token >= x'0000000000000001'";
 
@@ -71,8 +87,28 @@ impl LeaseStatements for Sqlite {
         conn: &mut SqliteConnection,
         _grammar: (),
         claim: &Claim,
-        _last: &LastClaims,
+        last: &LastClaims,
     ) -> sqlx::Result<Acquired> {
+        if last.were_of_released() {
+            let text = statement!(
+                "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+                 VALUES (?1, ?2, ?3, {NOW}, {NOW}, {NOW} + ?4, ?4)
+                 {or_released}
+                 RETURNING fence",
+                or_released = or_released()
+            );
+            let taken: Vec<i64> = sqlx::query_scalar_with(text, room_for(4))
+                .bind(claim.key.as_str())
+                .bind(claim.token.as_bytes().as_slice())
+                .bind(&*claim.holder)
+                .bind(micros(claim.ttl))
+                .fetch_all(&mut *conn)
+                .await?;
+            if let Some(number) = taken.first() {
+                return Ok(Acquired::Granted(granted(fence(*number))));
+            }
+            last.note(false);
+        }
         // Reads the previous holder. The claim compares its fence, which detects a claim of another process in between.
         let before: Option<Before> =
             sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
@@ -80,7 +116,7 @@ impl LeaseStatements for Sqlite {
                 .fetch_optional(&mut *conn)
                 .await?
                 .map(|(holder, fence, token, expires_us)| Before { holder, fence, token, expires_us });
-        let rows = sqlx::query(statement!(
+        let text = statement!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
              VALUES (?1, ?2, ?3, {NOW}, {NOW}, {NOW} + ?4, ?4)
              ON CONFLICT (name) DO UPDATE SET
@@ -91,18 +127,20 @@ impl LeaseStatements for Sqlite {
              WHERE (expires_us <= {NOW} AND fence = ?5) OR token IS ?2
              RETURNING fence, {NOW} - ?6 AS expired_us",
             expires = expires("?4")
-        ))
-        .bind(claim.key.as_str())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(&*claim.holder)
-        .bind(micros(claim.ttl))
-        .bind(before.as_ref().map(|it| it.fence))
-        .bind(before.as_ref().map_or(0, |it| it.expires_us))
-        // Reads all rows: the statement commits when it ends, and a driver that stops at the first row misses an error
-        // of the commit.
-        .fetch_all(&mut *conn)
-        .await?;
+        );
+        let rows = sqlx::query_with(text, room_for(6))
+            .bind(claim.key.as_str())
+            .bind(claim.token.as_bytes().as_slice())
+            .bind(&*claim.holder)
+            .bind(micros(claim.ttl))
+            .bind(before.as_ref().map(|it| it.fence))
+            .bind(before.as_ref().map_or(0, |it| it.expires_us))
+            // Reads all rows: the statement commits when it ends, and a driver that stops at the first row misses an
+            // error of the commit.
+            .fetch_all(&mut *conn)
+            .await?;
         if let Some(row) = rows.first() {
+            last.note(before.as_ref().is_none_or(|it| it.token.is_none()));
             let fence = fence(row.try_get("fence")?);
             let token = claim.token.as_bytes().as_slice();
             let previous = match before.filter(|it| it.token.as_deref() != Some(token)) {
@@ -139,12 +177,9 @@ impl LeaseStatements for Sqlite {
                  {NOW} + (value ->> 2), value ->> 2
              FROM json_each(?1)
              WHERE true
-             ON CONFLICT (name) DO UPDATE SET
-                 fence = max(fence + {FENCES}, {NOW}), acquired_us = {NOW}, renewals = 0,
-                 token = excluded.token, holder = excluded.holder, expires_us = excluded.expires_us,
-                 ttl_us = excluded.ttl_us
-             WHERE expires_us <= {NOW} AND token IS NULL
-             RETURNING name, fence"
+             {or_released}
+             RETURNING name, fence",
+            or_released = or_released()
         ));
         let taken: Vec<(String, i64)> = taken.bind(&asked).bind(&**holder).fetch_all(&mut *conn).await?;
         let grant = |(name, number)| (name, Acquired::Granted(granted(fence(number))));
@@ -392,22 +427,30 @@ async fn release(
     min_hold: Duration,
     pin: Pin,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(statement!(
+    let text = statement!(
         "UPDATE lockkit_lease
          SET token = CASE WHEN {left} > 0 THEN ?4 END,
              expires_us = CASE WHEN {left} > 0 THEN {NOW} + {left} ELSE 0 END,
              ttl_us = CASE WHEN {left} > 0 THEN {left} ELSE ttl_us END
          WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > {NOW})",
         left = left("?3")
-    ))
-    .bind(key.as_str())
-    .bind(token.as_bytes().as_slice())
-    .bind(micros(min_hold))
-    .bind(Token::nobody().as_bytes().as_slice())
-    .bind(pin == Pin::Certain)
-    .execute(conn)
-    .await?;
+    );
+    let done = sqlx::query_with(text, room_for(5))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(pin == Pin::Certain)
+        .execute(conn)
+        .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// No arguments, with room for so many.
+fn room_for(values: usize) -> SqliteArguments {
+    let mut arguments = SqliteArguments::default();
+    arguments.reserve(values, 0);
+    arguments
 }
 
 /// The columns of a held lease, as [`found`] reads them.
