@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 /// What a lease that nobody else wants may cost at most, in blocks and bytes of the heap, and in bytes of its two
 /// futures. `tests/integration/allocations.rs` compares a lease in a database with its statements by hand.
-const LEASE_BLOCKS: u64 = 14;
+const LEASE_BLOCKS: u64 = 12;
 const LEASE_BYTES: u64 = 8 * 1_024;
 const LEASE_FUTURES: usize = 1_024;
 
