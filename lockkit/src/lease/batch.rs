@@ -194,6 +194,7 @@ mod tests {
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
         },
+        value::token::Token,
     };
 
     const LATENCY: Duration = Duration::from_millis(10);
@@ -275,6 +276,22 @@ mod tests {
         }
         let granted: Vec<_> = tries.join_all().await.into_iter().flatten().collect();
         assert_eq!(granted.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_claims_of_one_key_share_no_batch() {
+        let leases = scripted(true);
+        let mut claims = JoinSet::new();
+        for number in 0..TASKS {
+            let inner = leases.0.clone();
+            claims.spawn(async move {
+                let claim = Claim::new(format!("k{}", number / 2), Token::random(), "holder", LATENCY * 100);
+                acquire(&inner.calls, &inner.keeper, &claim).await.0.unwrap().unwrap()
+            });
+        }
+        let answers = claims.join_all().await;
+        let granted = answers.iter().filter(|it| matches!(it, Acquired::Granted(_)));
+        assert_eq!((granted.count() as u64, leases.store().calls(Call::AcquireEach) > 0), (TASKS / 2, true));
     }
 
     #[tokio::test(start_paused = true)]

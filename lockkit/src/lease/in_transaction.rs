@@ -291,7 +291,8 @@ mod tests {
     use crate::{
         Error, Leases,
         body::commits::{COMMIT_LIMIT, CommitSent},
-        testing::MemoryStore,
+        mutex::Mutex,
+        testing::{MemoryStore, Operation},
     };
 
     use super::*;
@@ -300,6 +301,30 @@ mod tests {
 
     fn leases() -> Leases<MemoryStore> {
         Leases::builder(MemoryStore::new().client()).ttl(TTL).wait(60 * TTL).build().unwrap()
+    }
+
+    /// A transaction that notes as what the leases are released.
+    struct Noting(Arc<Mutex<Vec<Pin>>>);
+
+    impl LeaseTx for Noting {
+        async fn check_open(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn renew(&mut self, _renewal: &Renewal) -> Result<Answer> {
+            Ok(Answer::Done)
+        }
+
+        async fn release(&mut self, _release: &Release, pin: Pin) -> Result<bool> {
+            self.0.lock().push(pin);
+            Ok(true)
+        }
+
+        async fn commit(self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn roll_back(self) {}
     }
 
     /// Begins a commit of the lease while somebody waits for it.
@@ -465,10 +490,22 @@ mod tests {
             if let Some(is_there) = answer {
                 lease.verify_by(async { Ok(is_there) }).await.unwrap();
             }
-            let committing = lease.begin_commit(false);
-            assert_eq!(committing.pin(), pin);
-            drop((lease, committing));
+            let released_as = Arc::default();
+            commit(&[lease], Noting(Arc::clone(&released_as))).await.unwrap();
+            assert_eq!(*released_as.lock(), [pin]);
             sleep(TTL).await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_a_commit_releases_is_renewed_no_more() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let committing = lease.begin_commit(true);
+        let renewals = || leases.store().faults().calls(Operation::Renew);
+        let before = renewals();
+        sleep(2 * TTL).await;
+        assert_eq!(renewals(), before);
+        Committing::committed(committing);
     }
 }

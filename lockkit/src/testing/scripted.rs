@@ -105,6 +105,7 @@ impl LeaseStore for Scripted {
     }
 
     async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        assert!(claims.is_sorted_by(|one, next| one.key < next.key), "each key once, in their order");
         self.call(Call::AcquireEach, self.store.lease_acquire_each(claims)).await
     }
 

@@ -23,7 +23,7 @@ use crate::{
     session::{Session, Settings, Shared, lock, open_first},
 };
 
-/// Longer than any test lasts, so that no session ends and no process counts as stopped.
+/// Longer than any test lasts, so that no session ends. After some 25 s, the process counts as stopped.
 pub(crate) const SESSION: Duration = Duration::from_secs(120);
 
 /// The kinds of requests that are failed, by their numbers in the protocol.
@@ -85,6 +85,8 @@ pub(crate) async fn inside(root: &str) -> Arc<Shared> {
 
 /// As `inside`, behind a proxy.
 pub(crate) async fn inside_behind_proxy(root: &str) -> (Arc<Shared>, Proxy) {
+    // Its start may take longer than a process may stand still.
+    ZooKeeper::shared();
     let proxy = Proxy::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let host = listener.local_addr().expect("an address").to_string();
