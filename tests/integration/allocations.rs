@@ -41,8 +41,8 @@ fn compare(name: &str, by_hand: AllocationInfo, lockkit: AllocationInfo) {
     for (who, it) in [("by hand", by_hand), ("lockkit", lockkit)] {
         println!("{name}, {who}: {} allocations, {} bytes a pair", it.count_total / PAIRS, it.bytes_total / PAIRS);
     }
-    // They are less than twice as many. On SQLite some of them depend on which of two threads is faster, and a pair that
-    // takes more than 100 ms gives its connection back now and then.
+    // They are less than twice as many. On SQLite some of them depend on which of two threads is faster, and a pair
+    // that takes more than 100 ms gives its connection back now and then.
     assert!(4 * lockkit.count_total <= 9 * by_hand.count_total, "{name}: allocations");
     // By hand it is 7.9 to 8.8 KB on SQLite, as the features are with which sqlx was built.
     assert!(lockkit.bytes_total <= 3 * by_hand.bytes_total, "{name}: bytes");

@@ -71,7 +71,7 @@ on_every_database! {
 
 on_every_server! {
     async fn fences_rise_over_a_failover_that_waits_and_not_over_one_that_does_not<S>(db: TestDb<S>) {
-        const TTL: Duration = Duration::from_millis(50);
+        const TTL: Duration = Duration::from_secs(1);
         let leases = Leases::new(db.pool.clone());
         let take = async || {
             let lease = leases.lease("nightly").ttl(TTL).acquire().await.unwrap();
