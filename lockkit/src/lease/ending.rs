@@ -108,6 +108,10 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
     if batch::release(&inner.calls, &inner.keeper, &kept.release(), pin, kept.ttl()).await? {
+        if !kept.may_be_handed_over() {
+            // It may be a ticket. One that had expired is held again if the clock is set back.
+            inner.unanswered.answered(&kept.key, kept.token);
+        }
         kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);

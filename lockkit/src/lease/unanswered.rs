@@ -1,4 +1,5 @@
-//! The claims of a process that got no answer. Knows no store.
+//! The claims of a process that got no answer, and what its requests gave up, until the release is answered. Knows no
+//! store.
 //!
 //! Such a claim may be in the store all the same. A server that waits for its replicas in COMMIT keeps the claim's row
 //! locked for as long as that takes, which can be longer than the ttl, and its client is gone. A later claim is then
@@ -78,6 +79,12 @@ impl Unanswered {
         keys.iter().any(|it| claims.get(it).is_some_and(Claims::count))
     }
 
+    /// As [`are_of`](Self::are_of), of any key with this prefix and a name of its own without `/`.
+    pub(super) fn are_below(&self, prefix: &str) -> bool {
+        let is_below = |key: &Key| key.strip_prefix(prefix).is_some_and(|it| !it.contains('/'));
+        self.0.lock().iter().any(|(key, it)| is_below(key) && it.count())
+    }
+
     pub(super) fn has(&self, key: &Key, token: Token) -> bool {
         self.0.lock().get(key).is_some_and(|it| it.tokens.contains(&token))
     }
@@ -98,6 +105,8 @@ mod tests {
         }
         let is_of = |key: &Key| unanswered.are_of(slice::from_ref(key));
         assert!(unanswered.are_of(&[b.clone(), a.clone()]) && !is_of(&b));
+        unanswered.note(&Key::from("c/d/1"), tokens[0]);
+        assert!(unanswered.are_below("c/d/") && !unanswered.are_below("c/"));
         assert!(!unanswered.has(&a, tokens[0]) && unanswered.has(&a, tokens[1]) && !unanswered.has(&b, tokens[1]));
         unanswered.note(&b, tokens[0]);
         unanswered.note(&b, tokens[1]);

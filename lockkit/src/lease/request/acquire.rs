@@ -231,7 +231,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::Exclusive => self.try_keys(pending, slice::from_ref(&self.key), likely_free).await,
             Mode::All(keys) => self.try_keys(pending, keys, likely_free).await,
             Mode::Any(keys) => self.try_any(pending, keys, likely_free).await,
-            Mode::Permit(permits) => self.try_slot(pending, "permit", *permits, likely_free).await,
+            Mode::Permit(permits) => self.try_slot(pending, &self.permits(), *permits, likely_free).await,
             Mode::Permits { of, take } => self.try_permits(pending, *of, *take).await,
             Mode::NoPermits => Ok(Outcome::Held { free_in: None }),
             Mode::Read => self.try_read(pending, likely_free).await,

@@ -53,6 +53,23 @@ struct Taken<S: LeaseStore> {
     late: Option<(String, Instant)>,
 }
 
+impl<S: LeaseStore> Taken<S> {
+    /// Notes that nobody here has a use for what was taken, which may be in the store until its release is answered.
+    fn give_up(&self) {
+        self.ticket.iter().map(|it| &it.lease).chain(&self.gate).chain(&self.gathered).for_each(note_given_up);
+    }
+}
+
+fn note_given_up<S: LeaseStore>(Lease { inner, kept, .. }: &Lease<S>) {
+    inner.unanswered.note(&kept.key, kept.token);
+}
+
+impl<S: LeaseStore> Drop for Taken<S> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
 /// The place of this request in the queue of the processes.
 #[derive(Debug)]
 struct Ticket<S: LeaseStore> {
@@ -130,6 +147,9 @@ impl<S: LeaseStore> Pending<S> {
     pub(super) fn drop_ticket(&self) {
         // Dropped after the mutex is unlocked.
         let ticket = self.taken.lock().ticket.take();
+        if let Some(Ticket { lease, .. }) = &ticket {
+            note_given_up(lease);
+        }
         drop(ticket);
     }
 
@@ -225,7 +245,9 @@ impl<S: LeaseStore> Pending<S> {
     pub(super) async fn release(&self) {
         drop(self.take_place_in_store());
         let leases: Vec<_> = {
-            let Taken { ticket, gate, gathered, .. } = &mut *self.taken.lock();
+            let mut taken = self.taken.lock();
+            taken.give_up();
+            let Taken { ticket, gate, gathered, .. } = &mut *taken;
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let releases = async {

@@ -37,7 +37,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     async fn try_missing(&self, pending: &Pending<S>, of: u32, take: u32) -> Result<Outcome<Vec<Lease<S>>>> {
-        let prefix = format!("{}/permit/", self.key);
+        let prefix = self.permits();
         for _ in 0..TRIES {
             let missing = take.saturating_sub(pending.gathered());
             let held = self.list(&prefix, MAX_PERMITS).await?;

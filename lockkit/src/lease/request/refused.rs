@@ -12,7 +12,11 @@ use std::{error::Error as _, iter::successors, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{LeaseRequest, mode::Mode, pending::Pending};
+use super::{
+    LeaseRequest,
+    mode::{MAX_PERMITS, Mode},
+    pending::Pending,
+};
 use crate::{
     lease::{
         bounded::{is_silence, limit_for},
@@ -70,9 +74,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held => (true, QUICK),
             Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
         };
-        let (held, unknown) = match timeout(limit, self.current_holder(pending)).await {
-            // A grant that came too late is being released.
-            Ok(Ok(held)) => (held.filter(|it| !pending.has_claimed(it.token) && !self.is_ours(it)), None),
+        let (held, unknown) = match timeout(limit, self.current_holder(pending, may_be_ours)).await {
+            Ok(Ok(held)) => (held, None),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
             Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
             Ok(Err(_)) | Err(_) => (None, None),
@@ -96,11 +99,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Whether a refusal may be due to a claim of this process that got no answer.
     pub(super) fn may_be_ours(&self) -> bool {
-        self.inner.unanswered.are_of(self.keys())
-    }
-
-    fn is_ours(&self, held: &LeaseRecord) -> bool {
-        self.inner.unanswered.has(&held.info.key, held.token)
+        let unanswered = &self.inner.unanswered;
+        match &self.mode {
+            Mode::Exclusive | Mode::All(_) | Mode::Any(_) => unanswered.are_of(self.keys()),
+            Mode::Permit(_) | Mode::Permits { .. } => unanswered.are_below(&self.permits()),
+            Mode::Read => unanswered.are_of(&[self.writer()]),
+            Mode::Write => unanswered.are_of(&[self.writer()]) || unanswered.are_below(&self.readers()),
+            Mode::NoPermits => false,
+        }
     }
 
     /// The reason why no answer came.
@@ -123,14 +129,23 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The current holder of the requested lease.
-    async fn current_holder(&self, pending: &Pending<S>) -> Result<Option<LeaseRecord>> {
+    /// The current holder of the requested lease, who is not this process by a claim without an answer: a grant that
+    /// came too late is being released. Where such a claim `may_be_ours`, only holders who leave too few permits count.
+    async fn current_holder(&self, pending: &Pending<S>, may_be_ours: bool) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
+        let is_other =
+            |it: &LeaseRecord| !pending.has_claimed(it.token) && !self.inner.unanswered.has(&it.info.key, it.token);
+        // The last one of so many holders, so that nobody is named if there are fewer.
+        let of_several = async |prefix: &str, least: u32| {
+            let (most, least) = if may_be_ours { (MAX_PERMITS, least) } else { (1, 1) };
+            let mut others = self.list(prefix, most).await?.into_iter().filter(is_other);
+            Ok::<_, Error>(others.nth(usize::try_from(least - 1).unwrap_or(usize::MAX)))
+        };
         Ok(match &self.mode {
-            Mode::Exclusive => store.look(&self.key, limit).await?,
+            Mode::Exclusive => store.look(&self.key, limit).await?.filter(is_other),
             Mode::All(keys) => {
                 for key in pending.in_the_way().iter().chain(keys) {
-                    if let Some(held) = store.look(key, limit).await? {
+                    if let Some(held) = store.look(key, limit).await?.filter(is_other) {
                         return Ok(Some(held));
                     }
                 }
@@ -139,22 +154,18 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::Any(keys) => {
                 let (free, held) = self.first_free(keys, keys).await?;
                 // One that is free, or may be, is in nobody's way.
-                let are_held = free.is_none() && !held.iter().any(|it| pending.has_claimed(it.token));
+                let are_held = free.is_none() && held.iter().all(is_other);
                 held.into_iter().filter(|_| are_held).min_by_key(|it| it.info.expires_in)
             }
-            Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
-                self.first_of(&format!("{}/permit/", self.key)).await?
-            }
-            Mode::Read => store.look(&self.writer(), limit).await?,
-            Mode::Write => match self.first_of(&format!("{}/reader/", self.key)).await? {
+            Mode::Permit(of) => of_several(&self.permits(), *of).await?,
+            Mode::Permits { of, take } => of_several(&self.permits(), of.saturating_sub(*take) + 1).await?,
+            Mode::NoPermits => None,
+            Mode::Read => store.look(&self.writer(), limit).await?.filter(is_other),
+            Mode::Write => match of_several(&self.readers(), 1).await? {
                 Some(reader) => Some(reader),
-                None => store.look(&self.writer(), limit).await?,
+                None => store.look(&self.writer(), limit).await?.filter(is_other),
             },
         })
-    }
-
-    async fn first_of(&self, prefix: &str) -> Result<Option<LeaseRecord>> {
-        Ok(self.list(prefix, 1).await?.pop())
     }
 
     /// The held leases whose key starts with `prefix`, in the time of an answer about the requested lease.
@@ -295,6 +306,48 @@ mod tests {
         assert_unanswered(leases.lease("k").wait(SECOND).acquire().await);
         // It expires.
         drop(leases.lease("k").wait(60 * SECOND).acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unanswered_claim_of_a_permit_a_reader_or_a_writer_is_no_other_holder() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        here.store().faults().script(Operation::Release, [Failure::Refused; 1000]);
+        let lost = || here.store().faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        lost();
+        assert_unanswered(here.semaphore("k", 3).try_acquire().await);
+        let _others = there.semaphore("k", 3).take(2).acquire().await.unwrap();
+        assert_unanswered(here.semaphore("k", 3).wait(SECOND).acquire().await);
+        assert!(here.semaphore("k", 3).take(2).try_acquire().await.unwrap().is_none(), "others have two of three");
+
+        lost();
+        assert_unanswered(here.rw("k1").read().try_acquire().await);
+        assert_unanswered(here.rw("k1").write().try_acquire().await);
+        assert_unanswered(here.rw("k1").write().wait(SECOND).acquire().await);
+        let _reader = there.rw("k2").read().acquire().await.unwrap();
+        lost();
+        assert_unanswered(here.rw("k2").read().try_acquire().await);
+        let err = here.rw("k2").write().wait(SECOND).acquire().await.unwrap_err();
+        assert!(err.is_contended(), "{err:?}");
+
+        lost();
+        assert_unanswered(here.rw("k3").write().try_acquire().await);
+        assert_unanswered(here.rw("k3").read().try_acquire().await);
+        assert_unanswered(here.rw("k3").read().wait(SECOND).acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_one_of_several_is_held_by_another_it_is_refused_and_where_any_may_be_free_it_is_not() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        here.store().faults().script(Operation::Release, [Failure::Refused; 1000]);
+        here.store().faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        assert_unanswered(here.lease("k1").try_acquire().await);
+        let other = there.lease("k2").acquire().await.unwrap();
+        assert!(here.all(["k1", "k2"]).try_acquire().await.unwrap().is_none());
+        assert_unanswered(here.any(["k1", "k2"]).try_acquire().await);
+        other.release().await.unwrap();
+        assert_unanswered(here.all(["k1", "k2"]).try_acquire().await);
     }
 
     #[tokio::test(start_paused = true)]

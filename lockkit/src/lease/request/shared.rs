@@ -103,7 +103,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         {
             return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
         }
-        let leases = match self.try_slot(pending, "reader", READERS, true).await? {
+        let leases = match self.try_slot(pending, &self.readers(), READERS, true).await? {
             Outcome::Done(leases) => leases,
             held => return Ok(held),
         };
@@ -128,7 +128,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 held => return Ok(held),
             }
         }
-        let readers = self.list(&format!("{}/reader/", self.key), READERS).await?;
+        let readers = self.list(&self.readers(), READERS).await?;
         match (readers.iter().map(|it| it.info.expires_in).max(), pending.take_gate()) {
             (None, Some(writer)) => Ok(Outcome::Done(vec![writer])),
             (last, Some(writer)) => {
@@ -141,17 +141,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// Tries to take a lease named `<key>/<role>/<number>` with a number below `slots`. If a random number is likely to
+    /// Tries to take a lease whose key is `prefix` and a number below `slots`. If a random number is likely to
     /// be free, tries one first, then a number that the store reports as free. Refused if none is free, or if others
     /// were faster [`TRIES`] times.
     pub(super) async fn try_slot(
         &self,
         pending: &Pending<S>,
-        role: &str,
+        prefix: &str,
         slots: u32,
         likely_free: bool,
     ) -> Result<Outcome<Vec<Lease<S>>>> {
-        let prefix = format!("{}/{role}/", self.key);
         let mut number = likely_free.then(|| fastrand::u32(..slots));
         for _ in 0..TRIES {
             if let Some(number) = number {
@@ -160,8 +159,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     outcome => return Ok(outcome),
                 }
             }
-            let held = self.list(&prefix, MAX_PERMITS).await?;
-            let slot = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < slots);
+            let held = self.list(prefix, MAX_PERMITS).await?;
+            let slot = |key: &Key| key.strip_prefix(prefix)?.parse().ok().filter(|it| *it < slots);
             let taken: BTreeMap<u32, _> =
                 held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
             let free = slots.saturating_sub(u32::try_from(taken.len()).unwrap_or(slots));
@@ -176,6 +175,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     pub(super) fn writer(&self) -> Key {
         format!("{}/writer", self.key).into()
+    }
+
+    /// What the keys of the readers start with.
+    pub(super) fn readers(&self) -> String {
+        format!("{}/reader/", self.key)
+    }
+
+    /// What the keys of the permits start with.
+    pub(super) fn permits(&self) -> String {
+        format!("{}/permit/", self.key)
     }
 }
 

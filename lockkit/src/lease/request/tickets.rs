@@ -160,7 +160,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             // Fair, so that the release of a ticket wakes nobody: the callers in the queue wait for the lease.
             let request: LeaseRequest<S> =
                 LeaseRequest::new(self.inner.clone(), self.queue_key(), Mode::Exclusive).ttl(ttl).fair();
-            match request.try_slot(pending, "queue", TICKETS, true).await? {
+            match request.try_slot(pending, &self.ticket_prefix(), TICKETS, true).await? {
                 Outcome::Done(tickets) => tickets.into_iter().for_each(|it| pending.set_ticket(it)),
                 held => return Ok(held),
             }
@@ -283,16 +283,18 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Whether there are tickets for this request's key.
     async fn has_tickets(&self, pending: &Pending<S>) -> Result<bool> {
-        if pending.let_expire().is_some() {
+        if pending.let_expire().is_some() || self.inner.unanswered.are_below(&self.ticket_prefix()) {
             return Ok(!self.tickets(pending).await?.is_empty());
         }
         Ok(!self.list(&self.ticket_prefix(), 1).await?.is_empty())
     }
 
-    /// The tickets for this request's key. A process that let the requested lease expire is dead or stopped, so its
-    /// tickets do not count. A name that this process has too is not that of one process.
+    /// The tickets for this request's key, but for those of this process whose requests gave up: their releases are on
+    /// their way. A process that let the requested lease expire is dead or stopped, so its tickets do not count either.
+    /// A name that this process has too is not that of one process.
     async fn tickets(&self, pending: &Pending<S>) -> Result<Vec<LeaseRecord>> {
         let mut tickets = self.list(&self.ticket_prefix(), TICKETS).await?;
+        tickets.retain(|it| !self.inner.unanswered.has(&it.info.key, it.token));
         if let Some(dead) = pending.let_expire().filter(|it| **it != **self.inner.keeper.holder()) {
             tickets.retain(|it| it.info.holder != dead);
         }
@@ -318,7 +320,10 @@ fn until_free(pause: Duration, free_in: Option<Duration>) -> Duration {
 mod tests {
     use std::sync::Arc;
 
-    use tokio::{task::JoinHandle, time::sleep};
+    use tokio::{
+        task::JoinHandle,
+        time::{sleep, timeout},
+    };
 
     use super::*;
     use crate::{
@@ -338,6 +343,23 @@ mod tests {
 
     async fn tickets(store: &MemoryStore) -> usize {
         store.lease_list("k/queue/", 100).await.unwrap().len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_that_was_given_up_is_in_the_way_of_nobody_in_its_process() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        here.store().faults().script(Operation::Release, [Failure::Refused; 1000]);
+        let held = there.lease("k").acquire().await.unwrap();
+        assert!(timeout(PATIENCE, here.lease("k").fair().acquire()).await.is_err());
+        held.release().await.unwrap();
+        assert_eq!(store.lease_list("k/queue/", TICKETS).await.unwrap().len(), 1);
+        assert!(there.lease("k").fair().try_acquire().await.unwrap().is_none());
+        let lease = here.lease("k").fair().try_acquire().await.unwrap().expect("nobody here waits");
+        // Released, but the process does not know it.
+        store.steal("k").unwrap();
+        drop(lease);
+        drop(here.lease("k").fair().wait(Duration::ZERO).acquire().await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]
