@@ -74,6 +74,14 @@ pub(crate) enum Prepared {
 }
 
 impl Agent {
+    /// A request that was sent at this time has told the leader that the session lives. After a stop, one that was sent
+    /// before may have told it too long ago.
+    fn leader_heard(&mut self, sent: u64) {
+        if sent >= self.woken {
+            self.doubted_until = 0;
+        }
+    }
+
     pub(crate) fn session(&self) -> Option<SessionId> {
         self.session
     }
@@ -240,15 +248,13 @@ impl World {
         match &call.request {
             Request::Open(id) => {
                 (agent.session, agent.is_connected, agent.known_until) = (Some(*id), true, sent);
-                (agent.doubted_until, agent.heard) = (0, now);
+                agent.heard = now;
+                agent.leader_heard(sent);
                 self.sends_parked(process);
             }
             Request::Connect => {
                 agent.is_connected = true;
-                // The leader has learned of the session after the process has gone on.
-                if sent >= agent.woken {
-                    agent.doubted_until = 0;
-                }
+                agent.leader_heard(sent);
                 self.sends_parked(process);
             }
             Request::Acquire(claims) if agent.session == Some(call.session) => {

@@ -321,6 +321,12 @@ impl World {
         }
     }
 
+    /// Whether the process trusts a lease of this name, the first part of its key.
+    pub(crate) fn trusts_any(&self, process: usize, name: &str) -> bool {
+        let handles = self.judge.handles.get(&process).into_iter().flatten();
+        handles.into_iter().any(|it| it.lease.key().split('/').next() == Some(name) && trusts(&it.lease))
+    }
+
     /// The leases of this key that the process trusts, but for those that were given up.
     pub(crate) fn trusted(&self, process: usize, key: &Key) -> Vec<(u64, u64)> {
         let handles = self.judge.handles.get(&process).into_iter().flatten();

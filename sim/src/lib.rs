@@ -7,6 +7,7 @@ mod client;
 mod driver;
 mod judge;
 pub mod plan;
+mod refusals;
 mod run;
 mod sessions;
 pub mod shrink;

@@ -241,6 +241,7 @@ impl<'p> Run<'p> {
                 let at = world.now + restarts * MS;
                 world.plan(at, Event::Restarts { process, tasks });
                 let handles = world.judge.killed(process);
+                world.refusals.killed(process);
                 world.closes_all(process);
                 drop(world);
                 let Process { leases, clerk, .. } = &mut self.processes[process];

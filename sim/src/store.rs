@@ -671,6 +671,16 @@ impl Store {
         row.token.map(|_| row.expires - self.clock(at))
     }
 
+    /// The keys whose rows a transaction has locked.
+    pub(crate) fn locked(&self) -> impl Iterator<Item = &Key> {
+        self.open.values().flat_map(|it| it.pins.iter().chain(it.changes.keys()))
+    }
+
+    /// Whether it grants nothing at this time, because leases may be forgotten.
+    pub(crate) fn grants_nothing(&self, at: u64) -> bool {
+        self.is_another || self.grants_from > self.clock(at)
+    }
+
     /// The leases that are held at this time.
     pub(crate) fn held(&self, at: u64) -> Vec<(Key, Token)> {
         let now = self.clock(at);

@@ -70,12 +70,14 @@ impl Task {
         let long = ms(20_000);
         match what {
             What::Try { key, terms, work } => {
-                if let Some(lease) = self.request(key, terms).try_acquire().await? {
+                let asks = self.asks(key.names());
+                if let Some(lease) = asks.told_at_once(self.request(key, terms).try_acquire().await)? {
                     self.works(lease, Kind::Alone, work).await;
                 }
             }
             What::Acquire { key, terms, dropped, work } => {
                 let waits = self.waits(key, terms);
+                let asks = self.asks(key.names());
                 let acquiring = self.request(key, terms).acquire();
                 let acquired = match dropped {
                     Some(after) => timeout(ms(after), acquiring).await,
@@ -85,22 +87,24 @@ impl Task {
                     self.log("drops its request");
                     return Ok(());
                 };
-                let lease = lease?;
+                let lease = asks.told(lease)?;
                 waits.are_over();
                 self.works(lease, Kind::Alone, work).await;
             }
             What::Run { key, terms, continues, body, work } => self.runs(key, terms, continues, body, work).await?,
             What::Any { work } => {
-                let lease = self.leases.any(["a", "b"]).wait(long).acquire().await?;
+                let lease = self.asks(&["a", "b"]).told(self.leases.any(["a", "b"]).wait(long).acquire().await)?;
                 self.works(lease, Kind::Alone, work).await;
             }
             What::All { hold, commits } => self.takes_all(hold, commits).await?,
             What::Permits { take: 1, work } => {
-                let lease = self.leases.semaphore("s", PERMITS).wait(long).acquire().await?;
+                let acquiring = self.leases.semaphore("s", PERMITS).wait(long).acquire();
+                let lease = self.asks(&["s"]).told(acquiring.await)?;
                 self.works(lease, Kind::Permit(PERMITS as usize), work).await;
             }
             What::Permits { take, work } => {
-                let leases = self.leases.semaphore("s", PERMITS).take(take).wait(long).acquire().await?;
+                let acquiring = self.leases.semaphore("s", PERMITS).take(take).wait(long).acquire();
+                let leases = self.asks(&["s"]).told(acquiring.await)?;
                 let kind = Kind::Permit(PERMITS as usize);
                 let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, kind.clone())).collect();
                 sleep(ms(work.holds.iter().sum())).await;
@@ -108,11 +112,11 @@ impl Task {
                 leases.release().await?;
             }
             What::Read { work } => {
-                let lease = self.leases.rw("d").read().wait(long).acquire().await?;
+                let lease = self.asks(&["d"]).told(self.leases.rw("d").read().wait(long).acquire().await)?;
                 self.works(lease, Kind::Reader, work).await;
             }
             What::Write { work } => {
-                let lease = self.leases.rw("d").write().wait(long).acquire().await?;
+                let lease = self.asks(&["d"]).told(self.leases.rw("d").write().wait(long).acquire().await)?;
                 self.works(lease, Kind::Writer, work).await;
             }
             What::Steal { key, looks } => self.steals(&Key::from(key.key()), looks).await?,
@@ -248,7 +252,8 @@ impl Task {
     }
 
     async fn takes_all(&self, hold: u64, commits: bool) -> Result<()> {
-        let leases = self.leases.all(["b", "a"]).wait(ms(20_000)).acquire().await?;
+        let acquiring = self.leases.all(["b", "a"]).wait(ms(20_000)).acquire();
+        let leases = self.asks(&["a", "b"]).told(acquiring.await)?;
         let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, Kind::Alone)).collect();
         sleep(ms(hold)).await;
         let commits = commits && self.has_rows();
@@ -273,7 +278,7 @@ impl Task {
     }
 
     async fn runs(&self, key: Name, terms: Terms, continues: bool, body: Body, work: Work) -> Result<()> {
-        let waits = self.waits(key, terms);
+        let (waits, asks) = (self.waits(key, terms), self.asks(key.names()));
         let on_lost = if continues { OnLost::Continue } else { OnLost::Stop };
         let is_disturbed = matches!(body, Body::Spawns(_));
         let mut escaped = None;
@@ -298,6 +303,7 @@ impl Task {
                 Ok(())
             })
             .await;
+        let ran = asks.told(ran);
         if let Err(err) = &ran
             && err.is_lost()
         {
@@ -472,12 +478,53 @@ impl Task {
         }
     }
 
+    /// The caller asks for leases with these names from now on.
+    fn asks(&self, names: &'static [&'static str]) -> Asks {
+        let number = self.world.lock().asks(self.process, names);
+        Asks { world: self.world.clone(), process: self.process, number }
+    }
+
     /// The caller waits in the queue of the key from now on.
     fn waits(&self, key: Name, terms: Terms) -> Waits {
         let key = Key::from(key.key());
         let for_ms = terms.wait.unwrap_or(self.settings.wait);
         let number = self.world.lock().waits(self.process, &key, for_ms);
         Waits { world: self.world.clone(), process: self.process, key, number }
+    }
+}
+
+/// A caller that asks for leases. It asks no more when this is dropped.
+struct Asks {
+    world: Shared,
+    process: usize,
+    number: u64,
+}
+
+impl Asks {
+    /// What the caller is told.
+    fn told<T>(self, told: Result<T>) -> Result<T> {
+        if told.as_ref().is_err_and(Error::is_contended) {
+            self.is_refused();
+        }
+        told
+    }
+
+    /// The same, of a single attempt.
+    fn told_at_once<T>(self, told: Result<Option<T>>) -> Result<Option<T>> {
+        if let Ok(None) = told {
+            self.is_refused();
+        }
+        told
+    }
+
+    fn is_refused(&self) {
+        self.world.lock().is_refused(self.process, self.number);
+    }
+}
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.world.lock().asks_no_more(self.process, self.number);
     }
 }
 

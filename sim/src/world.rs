@@ -24,6 +24,7 @@ use crate::{
     books::Books,
     judge::{Judge, short},
     plan::{Fault, Link, Op, Plan, Settings},
+    refusals::Refusals,
     sessions::{SessionId, Sessions},
     store::{Reply, Request, Store, TxId},
     tables::{Answer, Query, Refusal},
@@ -231,6 +232,7 @@ pub(crate) struct World {
     closing: BTreeSet<TxId>,
     pub(crate) judge: Judge,
     pub(crate) books: Books,
+    pub(crate) refusals: Refusals,
     pub(crate) counts: Counts,
     /// A digest of all that was sent and answered, to compare two runs.
     pub(crate) digest: u64,
@@ -261,6 +263,7 @@ impl World {
             closing: BTreeSet::new(),
             judge,
             books: Books::of(plan),
+            refusals: Refusals::default(),
             counts: Counts::default(),
             digest: plan.seed,
             timeline: is_logged.then(Vec::new),
@@ -444,6 +447,7 @@ impl World {
         };
         self.silent.extend(conn.filter(|_| outcome == Outcome::Silent));
         self.counts.lost += u64::from(outcome != Outcome::Answered && answer.is_some());
+        self.refusals.sent(process, &request, at);
         self.digest([at, call, process as u64]);
         let fate = match outcome {
             Outcome::Answered => "",
@@ -536,6 +540,7 @@ impl World {
         self.log("store", || format!("does   #{call} of p{process}: {} → {}", brief(&request), said(&reply)));
         self.digest([self.now, call, 1]);
         self.judge.executed(process, &request, &reply, self.now);
+        self.sees_holders(self.now);
         if let (Request::Query(_, query), Reply::Query(answer)) = (&request, &reply) {
             self.queried(query, answer, is_answered);
         }
@@ -806,6 +811,7 @@ impl World {
         if it.session != 0 {
             (it.reply, it.outcome) = (Some(self.hears(process, &it)), Outcome::Answered);
         }
+        self.refusals.ended(process, &it.request, it.outcome, self.now);
         let Call { outcome, answer: Some(answer), reply, .. } = it else { return };
         match outcome {
             Outcome::Silent => self.silenced.push(answer),

@@ -1,0 +1,207 @@
+//! Whether a caller who was told that somebody has the lease could know it.
+//!
+//! `Contended`, and `None` of a single attempt, decide whether a job is skipped. So they may not stand for a store that
+//! did not answer: while the caller asked, or one before it in its process, a claim must have held the lease, or a
+//! transaction must have locked its row. A claim of the process itself counts if it was answered, or may still be.
+
+use std::collections::BTreeMap;
+
+use lockkit::{
+    Key,
+    store::{Claim, Token},
+};
+
+use crate::{
+    plan::Kind,
+    store::Request,
+    world::{Outcome, World},
+};
+
+/// For how long a claim without an answer may still get one, in microseconds.
+const OPEN_FOR: u64 = 500_000;
+
+/// A caller that asks for leases.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    number: u64,
+    /// Since when it counts who holds the lease: since it asks, or one before it in its process.
+    since: u64,
+    /// Whether the process trusted the lease then.
+    was_trusted: bool,
+}
+
+/// What a process knows of one of its claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// It was sent at this time.
+    Open(u64),
+    Answered,
+    /// Its answer does not come.
+    Lost,
+}
+
+/// Who held each lease, and what the processes know of their claims. A lease has the first part of its key as its name.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    /// When each claim was last seen to hold a lease of this name, but for tickets and what else waits.
+    held: BTreeMap<String, BTreeMap<Token, u64>>,
+    /// The same, of tickets and the like.
+    waited: BTreeMap<String, BTreeMap<Token, u64>>,
+    /// When a transaction was last seen to lock a row.
+    locked: BTreeMap<String, u64>,
+    /// When the store last granted nothing because it may have forgotten leases.
+    quarantined: Option<u64>,
+    claims: BTreeMap<Token, (usize, Known)>,
+    /// The releases of each process on their way, and when the last one was over: it has the lease until then.
+    releasing: BTreeMap<(usize, String), (u32, u64)>,
+    callers: BTreeMap<(usize, &'static str), Vec<Caller>>,
+}
+
+fn name(key: &Key) -> String {
+    key.split('/').next().unwrap_or_default().to_owned()
+}
+
+/// The leases that a request releases.
+fn released_by(request: &Request) -> Vec<String> {
+    match request {
+        Request::Release(releases) | Request::ReleaseUnpinned(releases) => {
+            releases.iter().map(|it| name(&it.key)).collect()
+        }
+        Request::Commit(_, writes) => writes.iter().map(|it| name(&it.key)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The claims of a request that takes leases.
+fn claims_of(request: &Request) -> &[Claim] {
+    match request {
+        Request::Acquire(claims) | Request::AcquireEach(claims) => claims,
+        _ => &[],
+    }
+}
+
+impl Refusals {
+    pub(crate) fn sent(&mut self, process: usize, request: &Request, at: u64) {
+        for claim in claims_of(request) {
+            self.claims.entry(claim.token).or_insert((process, Known::Open(at)));
+        }
+        for name in released_by(request) {
+            self.releasing.entry((process, name)).or_default().0 += 1;
+        }
+    }
+
+    /// The answer of a request has reached its process, or will not.
+    pub(crate) fn ended(&mut self, process: usize, request: &Request, outcome: Outcome, at: u64) {
+        for name in released_by(request) {
+            if let Some((open, last)) = self.releasing.get_mut(&(process, name)) {
+                (*open, *last) = (open.saturating_sub(1), at);
+            }
+        }
+        for claim in claims_of(request) {
+            if let Some((_, known)) = self.claims.get_mut(&claim.token)
+                && *known != Known::Answered
+            {
+                *known = match outcome {
+                    Outcome::Answered => Known::Answered,
+                    Outcome::Broken => Known::Lost,
+                    // Its caller does not know that.
+                    Outcome::Silent => *known,
+                };
+            }
+        }
+    }
+
+    /// The process was killed. The claims that it made are those of another one to the next.
+    pub(crate) fn killed(&mut self, process: usize) {
+        self.claims.retain(|_, (of, _)| *of != process);
+        self.releasing.retain(|(of, _), _| *of != process);
+        self.callers.retain(|(of, _), _| *of != process);
+    }
+
+    /// Whether the process may be refused because of this claim.
+    fn counts(&self, token: Token, process: usize, is_waiting: bool, at: u64) -> bool {
+        match self.claims.get(&token).filter(|(of, _)| *of == process) {
+            None => true,
+            Some((_, Known::Open(sent))) => at < sent + OPEN_FOR,
+            Some((_, known)) => *known == Known::Answered && !is_waiting,
+        }
+    }
+
+    fn is_known(&self, process: usize, name: &str, since: u64, at: u64) -> bool {
+        let has_held = |seen: &BTreeMap<String, BTreeMap<Token, u64>>, is_waiting| {
+            let mut claims = seen.get(name).into_iter().flatten();
+            claims.any(|(token, last)| *last >= since && self.counts(*token, process, is_waiting, at))
+        };
+        let releasing = self.releasing.get(&(process, name.to_owned()));
+        has_held(&self.held, false)
+            || has_held(&self.waited, true)
+            || releasing.is_some_and(|(open, last)| *open > 0 || *last >= since)
+            || self.locked.get(name).is_some_and(|it| *it >= since)
+            || self.quarantined.is_some_and(|it| it >= since)
+    }
+}
+
+impl World {
+    /// Notes who holds which lease at this time.
+    pub(crate) fn sees_holders(&mut self, at: u64) {
+        if !matches!(self.settings.kind, Kind::Sql | Kind::Redis) {
+            return;
+        }
+        for (key, token) in self.store.held(at) {
+            let is_waiting = key.contains("/queue/") || key.ends_with("/gather");
+            let refusals = &mut self.refusals;
+            let seen = if is_waiting { &mut refusals.waited } else { &mut refusals.held };
+            seen.entry(name(&key)).or_default().insert(token, at);
+        }
+        for key in self.store.locked() {
+            self.refusals.locked.insert(name(key), at);
+        }
+        if self.store.grants_nothing(at) {
+            self.refusals.quarantined = Some(at);
+        }
+    }
+
+    /// A task asks for leases with these names, of which it needs each, or any. Returns the number of the caller.
+    pub(crate) fn asks(&mut self, process: usize, names: &'static [&'static str]) -> u64 {
+        let (number, now) = (self.number(), self.time_of(process));
+        self.sees_holders(now);
+        for name in names {
+            let trusts = self.trusts_any(process, name);
+            let before = self.refusals.callers.entry((process, name)).or_default();
+            let since = before.iter().map(|it| it.since).min().unwrap_or(now);
+            let was_trusted = trusts || before.iter().any(|it| it.was_trusted);
+            before.push(Caller { number, since, was_trusted });
+        }
+        number
+    }
+
+    /// The caller has its answer, or has gone.
+    pub(crate) fn asks_no_more(&mut self, process: usize, number: u64) {
+        for ((of, _), callers) in &mut self.refusals.callers {
+            if *of == process {
+                callers.retain(|it| it.number != number);
+            }
+        }
+    }
+
+    /// The caller was told that somebody has the lease.
+    pub(crate) fn is_refused(&mut self, process: usize, number: u64) {
+        let at = self.time_of(process);
+        self.sees_holders(at);
+        if !matches!(self.settings.kind, Kind::Sql | Kind::Redis) {
+            return;
+        }
+        let asked: Vec<_> = {
+            let callers = self.refusals.callers.iter().filter(|((of, _), _)| *of == process);
+            let caller = |callers: &[Caller]| callers.iter().find(|it| it.number == number).copied();
+            callers.filter_map(|((_, name), callers)| Some((*name, caller(callers)?))).collect()
+        };
+        let is_known = |(name, Caller { since, was_trusted, .. }): &(&str, Caller)| {
+            *was_trusted || self.trusts_any(process, name) || self.refusals.is_known(process, name, *since, at)
+        };
+        if !asked.iter().any(is_known) {
+            let names: Vec<_> = asked.iter().map(|it| it.0).collect();
+            self.violation(format!("p{process} was told that somebody has `{}`, and nobody had", names.join("`, `")));
+        }
+    }
+}
