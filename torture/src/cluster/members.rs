@@ -65,6 +65,21 @@ impl Members {
 
     /// Whether the leader of `PostgreSQL` has all others as replicas, one of them synchronous if one is to be.
     pub(crate) async fn are_replicas(&self) -> bool {
+        self.are_streamed_to().await && (self.engine != Engine::PatroniSync || self.have_an_heir().await)
+    }
+
+    /// Whether Patroni has noted which member is synchronous. Without that note no other one may lead, and the server
+    /// knows it earlier.
+    async fn have_an_heir(&self) -> bool {
+        for member in self.all() {
+            if self.patroni(member, "GET /synchronous").await == Some(200) {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn are_streamed_to(&self) -> bool {
         let ask = async {
             let leader = self.leader_among(&self.all()).await?;
             let mut conn = PgConnection::connect(&self.url(leader, "postgres")).await.ok()?;
