@@ -157,9 +157,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         } else {
             let least = self.inner.store().profile().least_ttl;
             let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl).max(least);
-            // Fair, so that the release of a ticket wakes nobody: the callers in the queue wait for the lease.
-            let request: LeaseRequest<S> =
-                LeaseRequest::new(self.inner.clone(), self.queue_key(), Mode::Exclusive).ttl(ttl).fair();
+            // Fair, so that the release of a ticket wakes nobody: the callers in the queue wait for the lease. It does
+            // not wait, so that a store that queues keeps no place where the number is taken: another one is tried.
+            let request: LeaseRequest<S> = LeaseRequest::new(self.inner.clone(), self.queue_key(), Mode::Exclusive);
+            let request = request.ttl(ttl).fair().wait(Duration::ZERO);
             match request.try_slot(pending, &self.ticket_prefix(), TICKETS, true).await? {
                 Outcome::Done(tickets) => tickets.into_iter().for_each(|it| pending.set_ticket(it)),
                 held => return Ok(held),
