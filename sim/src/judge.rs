@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::{
     client::Client,
     plan::{Plan, Profile},
+    refusals,
     store::{FENCES, Reply, Request},
     world::World,
 };
@@ -323,8 +324,8 @@ impl World {
 
     /// Whether the process trusts a lease of this name, the first part of its key.
     pub(crate) fn trusts_any(&self, process: usize, name: &str) -> bool {
-        let handles = self.judge.handles.get(&process).into_iter().flatten();
-        handles.into_iter().any(|it| it.lease.key().split('/').next() == Some(name) && trusts(&it.lease))
+        let mut handles = self.judge.handles.get(&process).into_iter().flatten();
+        handles.any(|it| refusals::name(it.lease.key()) == name && trusts(&it.lease))
     }
 
     /// The leases of this key that the process trusts, but for those that were given up.

@@ -311,15 +311,6 @@ impl Name {
             Self::Fair => "f",
         }
     }
-
-    /// The names of the leases that such a request needs.
-    pub(crate) fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::A => &["a"],
-            Self::B => &["b"],
-            Self::Fair => &["f"],
-        }
-    }
 }
 
 impl fmt::Display for Name {

@@ -12,7 +12,6 @@ use lockkit::{
 };
 
 use crate::{
-    plan::Kind,
     store::Request,
     world::{Outcome, World},
 };
@@ -57,17 +56,18 @@ pub(crate) struct Refusals {
     callers: BTreeMap<(usize, &'static str), Vec<Caller>>,
 }
 
-fn name(key: &Key) -> String {
-    key.split('/').next().unwrap_or_default().to_owned()
+/// The first part of the key.
+pub(crate) fn name(key: &Key) -> &str {
+    key.split('/').next().unwrap_or_default()
 }
 
 /// The leases that a request releases.
 fn released_by(request: &Request) -> Vec<String> {
     match request {
         Request::Release(releases) | Request::ReleaseUnpinned(releases) => {
-            releases.iter().map(|it| name(&it.key)).collect()
+            releases.iter().map(|it| name(&it.key).to_owned()).collect()
         }
-        Request::Commit(_, writes) => writes.iter().map(|it| name(&it.key)).collect(),
+        Request::Commit(_, writes) => writes.iter().map(|it| name(&it.key).to_owned()).collect(),
         _ => Vec::new(),
     }
 }
@@ -144,17 +144,17 @@ impl Refusals {
 impl World {
     /// Notes who holds which lease at this time.
     pub(crate) fn sees_holders(&mut self, at: u64) {
-        if !matches!(self.settings.kind, Kind::Sql | Kind::Redis) {
+        if self.sessions.is_some() {
             return;
         }
         for (key, token) in self.store.held(at) {
             let is_waiting = key.contains("/queue/") || key.ends_with("/gather");
             let refusals = &mut self.refusals;
             let seen = if is_waiting { &mut refusals.waited } else { &mut refusals.held };
-            seen.entry(name(&key)).or_default().insert(token, at);
+            seen.entry(name(&key).to_owned()).or_default().insert(token, at);
         }
         for key in self.store.locked() {
-            self.refusals.locked.insert(name(key), at);
+            self.refusals.locked.insert(name(key).to_owned(), at);
         }
         if self.store.grants_nothing(at) {
             self.refusals.quarantined = Some(at);
@@ -162,7 +162,7 @@ impl World {
     }
 
     /// A task asks for leases with these names, of which it needs each, or any. Returns the number of the caller.
-    pub(crate) fn asks(&mut self, process: usize, names: &'static [&'static str]) -> u64 {
+    pub(crate) fn asks(&mut self, process: usize, names: impl IntoIterator<Item = &'static str>) -> u64 {
         let (number, now) = (self.number(), self.time_of(process));
         self.sees_holders(now);
         for name in names {
@@ -188,7 +188,7 @@ impl World {
     pub(crate) fn is_refused(&mut self, process: usize, number: u64) {
         let at = self.time_of(process);
         self.sees_holders(at);
-        if !matches!(self.settings.kind, Kind::Sql | Kind::Redis) {
+        if self.sessions.is_some() {
             return;
         }
         let asked: Vec<_> = {

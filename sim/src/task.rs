@@ -70,14 +70,14 @@ impl Task {
         let long = ms(20_000);
         match what {
             What::Try { key, terms, work } => {
-                let asks = self.asks(key.names());
+                let asks = self.asks([key.key()]);
                 if let Some(lease) = asks.told_at_once(self.request(key, terms).try_acquire().await)? {
                     self.works(lease, Kind::Alone, work).await;
                 }
             }
             What::Acquire { key, terms, dropped, work } => {
                 let waits = self.waits(key, terms);
-                let asks = self.asks(key.names());
+                let asks = self.asks([key.key()]);
                 let acquiring = self.request(key, terms).acquire();
                 let acquired = match dropped {
                     Some(after) => timeout(ms(after), acquiring).await,
@@ -93,18 +93,18 @@ impl Task {
             }
             What::Run { key, terms, continues, body, work } => self.runs(key, terms, continues, body, work).await?,
             What::Any { work } => {
-                let lease = self.asks(&["a", "b"]).told(self.leases.any(["a", "b"]).wait(long).acquire().await)?;
+                let lease = self.asks(["a", "b"]).told(self.leases.any(["a", "b"]).wait(long).acquire().await)?;
                 self.works(lease, Kind::Alone, work).await;
             }
             What::All { hold, commits } => self.takes_all(hold, commits).await?,
             What::Permits { take: 1, work } => {
                 let acquiring = self.leases.semaphore("s", PERMITS).wait(long).acquire();
-                let lease = self.asks(&["s"]).told(acquiring.await)?;
+                let lease = self.asks(["s"]).told(acquiring.await)?;
                 self.works(lease, Kind::Permit(PERMITS as usize), work).await;
             }
             What::Permits { take, work } => {
                 let acquiring = self.leases.semaphore("s", PERMITS).take(take).wait(long).acquire();
-                let leases = self.asks(&["s"]).told(acquiring.await)?;
+                let leases = self.asks(["s"]).told(acquiring.await)?;
                 let kind = Kind::Permit(PERMITS as usize);
                 let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, kind.clone())).collect();
                 sleep(ms(work.holds.iter().sum())).await;
@@ -112,11 +112,11 @@ impl Task {
                 leases.release().await?;
             }
             What::Read { work } => {
-                let lease = self.asks(&["d"]).told(self.leases.rw("d").read().wait(long).acquire().await)?;
+                let lease = self.asks(["d"]).told(self.leases.rw("d").read().wait(long).acquire().await)?;
                 self.works(lease, Kind::Reader, work).await;
             }
             What::Write { work } => {
-                let lease = self.asks(&["d"]).told(self.leases.rw("d").write().wait(long).acquire().await)?;
+                let lease = self.asks(["d"]).told(self.leases.rw("d").write().wait(long).acquire().await)?;
                 self.works(lease, Kind::Writer, work).await;
             }
             What::Steal { key, looks } => self.steals(&Key::from(key.key()), looks).await?,
@@ -253,7 +253,7 @@ impl Task {
 
     async fn takes_all(&self, hold: u64, commits: bool) -> Result<()> {
         let acquiring = self.leases.all(["b", "a"]).wait(ms(20_000)).acquire();
-        let leases = self.asks(&["a", "b"]).told(acquiring.await)?;
+        let leases = self.asks(["a", "b"]).told(acquiring.await)?;
         let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, Kind::Alone)).collect();
         sleep(ms(hold)).await;
         let commits = commits && self.has_rows();
@@ -278,7 +278,7 @@ impl Task {
     }
 
     async fn runs(&self, key: Name, terms: Terms, continues: bool, body: Body, work: Work) -> Result<()> {
-        let (waits, asks) = (self.waits(key, terms), self.asks(key.names()));
+        let (waits, asks) = (self.waits(key, terms), self.asks([key.key()]));
         let on_lost = if continues { OnLost::Continue } else { OnLost::Stop };
         let is_disturbed = matches!(body, Body::Spawns(_));
         let mut escaped = None;
@@ -479,7 +479,7 @@ impl Task {
     }
 
     /// The caller asks for leases with these names from now on.
-    fn asks(&self, names: &'static [&'static str]) -> Asks {
+    fn asks(&self, names: impl IntoIterator<Item = &'static str>) -> Asks {
         let number = self.world.lock().asks(self.process, names);
         Asks { world: self.world.clone(), process: self.process, number }
     }

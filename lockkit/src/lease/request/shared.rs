@@ -141,9 +141,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// Tries to take a lease whose key is `prefix` and a number below `slots`. If a random number is likely to
-    /// be free, tries one first, then a number that the store reports as free. Refused if none is free, or if others
-    /// were faster [`TRIES`] times.
+    /// Tries to take a lease whose key is `prefix` and a number below `slots`. If a random number is likely to be free,
+    /// tries one first, then a number that the store reports as free. Refused if none is free, or if others were faster
+    /// [`TRIES`] times.
     pub(super) async fn try_slot(
         &self,
         pending: &Pending<S>,

@@ -284,10 +284,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Whether there are tickets for this request's key.
     async fn has_tickets(&self, pending: &Pending<S>) -> Result<bool> {
-        if pending.let_expire().is_some() || self.inner.unanswered.are_below(&self.ticket_prefix()) {
+        let prefix = self.ticket_prefix();
+        if pending.let_expire().is_some() || self.inner.unanswered.are_below(&prefix) {
             return Ok(!self.tickets(pending).await?.is_empty());
         }
-        Ok(!self.list(&self.ticket_prefix(), 1).await?.is_empty())
+        Ok(!self.list(&prefix, 1).await?.is_empty())
     }
 
     /// The tickets for this request's key, but for those of this process whose requests gave up: their releases are on
