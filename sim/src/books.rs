@@ -180,11 +180,12 @@ impl World {
         let now = self.time_of(process);
         let repeated = self.books.repeated.entry((process, row)).or_default();
         let began = self.books.updates.get(&row);
-        // A turn that has lasted too long passes on.
+        // A turn that has lasted too long passes on, also during the pause of its holder, who then takes none until it
+        // reads.
         let has_turn = |it: &u64| began.and_then(|all| all.get(it)).is_some_and(|began| now < began + TURN);
         let is_alone = !repeated.iter().any(has_turn);
         repeated.insert(number);
-        if !is_alone {
+        if !is_alone && has_turn(&number) {
             self.violation(format!("two tasks of p{process} write row {row} at once, after conflicts"));
         }
     }

@@ -194,7 +194,10 @@ on_every_database! {
         for round in 0..20 {
             assert!(!request(&pool, &format!("mine {round}")).await);
             assert!(request(&pool, &format!("mine {round}")).await);
-            assert_eq!(db.leftovers().await, [""; 0], "on {}", S::NAME);
+            let mut left = db.leftovers().await;
+            // A statement is listed for a moment after its answer. A transaction stays for as long as it is open.
+            left.retain(|it| !it.contains(" is in Query SELECT "));
+            assert_eq!(left, [""; 0], "on {}", S::NAME);
             // What others have stored since is found by the next look.
             assert!(!request(&db.pool, &format!("theirs {round}")).await);
             assert!(request(&pool, &format!("theirs {round}")).await);
