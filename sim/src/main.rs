@@ -8,13 +8,13 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use clap::{Parser, Subcommand};
 use lockkit_sim::{
     Counts,
-    plan::{Bug, Kind, Plan, Profile},
+    plan::{Bug, Kind, Plan, Profile, fresh_seed},
     run,
     shrink::{fails_alike, shrink},
 };
@@ -113,11 +113,6 @@ fn main() -> ExitCode {
             soak(plan, schedules.unwrap_or(u64::MAX), limit, keep_going, threads)
         }
     }
-}
-
-fn fresh_seed() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(0)
 }
 
 fn replay(plan: &Plan, verbose: bool) -> ExitCode {

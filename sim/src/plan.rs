@@ -1,11 +1,17 @@
 //! What happens in a run: the processes with their tasks, and the faults. Made from a seed, and then made smaller.
 
-use std::fmt;
+use std::{fmt, time::SystemTime};
 
 use clap::ValueEnum;
 use fastrand::Rng;
 
 use crate::trade::{Deal, Market};
+
+/// A seed that no run had: the time.
+pub fn fresh_seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(0)
+}
 
 /// The kind of trouble that a run has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -202,6 +208,12 @@ impl Link {
 
     /// One over which nothing comes.
     pub const CUT: Self = Self { lost_requests: 1.0, silent: 0.5, ..Self::GOOD };
+
+    /// The same, if it loses messages, and often.
+    pub(crate) fn losing_more(self) -> Self {
+        let more = |part: f64| if part > 0.0 { part.max(0.4) } else { 0.0 };
+        Self { lost_requests: more(self.lost_requests), lost_answers: more(self.lost_answers), ..self }
+    }
 }
 
 /// A fault.

@@ -64,6 +64,13 @@ pub(crate) enum Query {
     },
 }
 
+impl Query {
+    /// Whether its caller has something to find out when the answer is lost.
+    pub(crate) fn is_delicate(&self) -> bool {
+        matches!(self, Self::TakeBatch { .. } | Self::VoidNote { .. } | Self::Commit)
+    }
+}
+
 /// What the server answers.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {

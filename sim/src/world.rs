@@ -434,6 +434,9 @@ impl World {
         if session != 0 {
             link = of_session(link, self.settings.session * 1000);
         }
+        if matches!(&request, Request::Query(_, query) if query.is_delicate()) {
+            link = link.losing_more();
+        }
         let extends = session != 0 && self.extends_session(process, &request, at);
         let (call, there, back) = (self.number(), self.travel(link), self.travel(link));
         let chance = |random: &mut fastrand::Rng, of: f64| of > 0.0 && random.f64() < of;
