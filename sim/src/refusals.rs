@@ -144,10 +144,7 @@ impl Refusals {
 impl World {
     /// Notes who holds which lease at this time.
     pub(crate) fn sees_holders(&mut self, at: u64) {
-        if self.sessions.is_some() {
-            return;
-        }
-        for (key, token) in self.store.held(at) {
+        for (key, token) in self.held(at) {
             let is_waiting = key.contains("/queue/") || key.ends_with("/gather");
             let refusals = &mut self.refusals;
             let seen = if is_waiting { &mut refusals.waited } else { &mut refusals.held };
@@ -188,9 +185,6 @@ impl World {
     pub(crate) fn is_refused(&mut self, process: usize, number: u64) {
         let at = self.time_of(process);
         self.sees_holders(at);
-        if self.sessions.is_some() {
-            return;
-        }
         let asked: Vec<_> = {
             let callers = self.refusals.callers.iter().filter(|((of, _), _)| *of == process);
             let caller = |callers: &[Caller]| callers.iter().find(|it| it.number == number).copied();

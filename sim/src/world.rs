@@ -543,7 +543,6 @@ impl World {
         self.log("store", || format!("does   #{call} of p{process}: {} → {}", brief(&request), said(&reply)));
         self.digest([self.now, call, 1]);
         self.judge.executed(process, &request, &reply, self.now);
-        self.sees_holders(self.now);
         if let (Request::Query(_, query), Reply::Query(answer)) = (&request, &reply) {
             self.queried(query, answer, is_answered);
         }
@@ -687,8 +686,9 @@ impl World {
         self.sessions.as_ref().map_or_else(|| self.store.held(at), Sessions::held)
     }
 
-    /// Notifies listeners, and collects what the store found wrong.
+    /// Notes who holds what, notifies listeners, and collects what the store found wrong.
     fn after_change(&mut self) {
+        self.sees_holders(self.now);
         let mut freed = self.store.take_freed();
         freed.extend(self.sessions.iter_mut().flat_map(Sessions::take_freed));
         for key in freed {
