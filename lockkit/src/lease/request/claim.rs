@@ -137,7 +137,7 @@ async fn send_and_note<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Re
         sending.await
     };
     match &sent.0 {
-        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key)),
+        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key, it.token)),
         Ok(None) | Err(Error::Database { fault: Fault::Unavailable, .. }) => note(),
         _ if is_late => claims.iter().for_each(|it| inner.unanswered.answered(&it.key, it.token)),
         _ => {}
