@@ -243,7 +243,10 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
             let was_held = loop {
                 match inner.store().release(&release, limit_for(ttl)).await {
                     Ok(Answer::Gone) => break false,
-                    Ok(Answer::Done) => break true,
+                    Ok(Answer::Done) => {
+                        inner.unanswered.answered(&release.key, release.token);
+                        break true;
+                    }
                     _ if Instant::now() >= expired => break true,
                     _ => sleep(retry_pause(ttl)).await,
                 }

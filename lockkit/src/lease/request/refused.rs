@@ -264,7 +264,7 @@ mod tests {
         locked();
         assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended(), "each claim was answered");
         free();
-        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
+        here.store().store.faults().script(Operation::Acquire, [Failure::Refused]);
         assert_unanswered(here.lease("k").try_acquire().await);
         locked();
         assert_unanswered(here.lease("k").try_acquire().await);
@@ -280,6 +280,13 @@ mod tests {
         let lease = there.lease("k").acquire().await.unwrap();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
         lease.release().await.unwrap();
+        locked();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        // Its release has found it.
+        free();
+        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
+        assert_unanswered(here.lease("k").try_acquire().await);
+        tokio::time::sleep(SECOND).await;
         locked();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
     }
