@@ -4,8 +4,7 @@
 //! Such a claim may be in the store all the same. A server that waits for its replicas in COMMIT keeps the claim's row
 //! locked for as long as that takes, which can be longer than the ttl, and its client is gone. A later claim is then
 //! refused because of this one. So a refusal without a visible holder says nothing of other processes, until a claim of
-//! this process is granted, or another holder is seen. Before long, that does not settle it: a network or a proxy may
-//! still have the claim.
+//! this process is granted, or another holder is seen.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,9 +19,6 @@ use crate::{
 /// For how long a claim counts.
 const LASTS: Duration = Duration::from_mins(10);
 
-/// How long a claim may be on its way.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
-
 /// How many of the last claims of a key are known by their tokens.
 const MOST: usize = 16;
 
@@ -30,13 +26,15 @@ const MOST: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Unanswered(Mutex<HashMap<Key, Claims>>);
 
-/// Those of a key, in the order in which they were last noted, and when.
-#[derive(Debug, Default)]
-struct Claims(Vec<(Token, Instant)>);
+#[derive(Debug)]
+struct Claims {
+    last: Instant,
+    tokens: Vec<Token>,
+}
 
 impl Claims {
     fn count(&self) -> bool {
-        self.0.last().is_some_and(|(_, noted)| noted.elapsed() < LASTS)
+        self.last.elapsed() < LASTS
     }
 }
 
@@ -47,32 +45,32 @@ impl Unanswered {
         if !claims.contains_key(key) {
             make_room(&mut claims, |_, it| it.count());
         }
-        let Claims(of_key) = claims.entry(key.clone()).or_default();
-        of_key.retain(|it| it.0 != token);
-        if of_key.len() == MOST {
-            of_key.remove(0);
+        let last = Instant::now();
+        let of_key = claims.entry(key.clone()).or_insert_with(|| Claims { last, tokens: Vec::new() });
+        of_key.last = last;
+        if of_key.tokens.contains(&token) {
+            return;
         }
-        of_key.push((token, Instant::now()));
+        if of_key.tokens.len() == MOST {
+            of_key.tokens.remove(0);
+        }
+        of_key.tokens.push(token);
     }
 
     /// The claim was answered after all.
     pub(super) fn answered(&self, key: &Key, token: Token) {
-        self.retain(key, |it, _| it != token);
-    }
-
-    /// This claim was granted, so it was answered, and no other of the key is in the store unless it is on its way.
-    pub(super) fn settled(&self, key: &Key, granted: Token) {
-        self.retain(key, |it, noted| it != granted && noted.elapsed() < ARRIVES_WITHIN);
-    }
-
-    fn retain(&self, key: &Key, which: impl Fn(Token, Instant) -> bool) {
         let mut claims = self.0.lock();
-        if let Some(Claims(of_key)) = claims.get_mut(key) {
-            of_key.retain(|(token, noted)| which(*token, *noted));
-            if of_key.is_empty() {
+        if let Some(of_key) = claims.get_mut(key) {
+            of_key.tokens.retain(|it| *it != token);
+            if of_key.tokens.is_empty() {
                 claims.remove(key);
             }
         }
+    }
+
+    /// No such claim of this key is in the store any more.
+    pub(super) fn settled(&self, key: &Key) {
+        self.0.lock().remove(key);
     }
 
     /// Whether a claim of one of these keys may be in the store.
@@ -88,7 +86,7 @@ impl Unanswered {
     }
 
     pub(super) fn has(&self, key: &Key, token: Token) -> bool {
-        self.0.lock().get(key).is_some_and(|it| it.0.iter().any(|it| it.0 == token))
+        self.0.lock().get(key).is_some_and(|it| it.tokens.contains(&token))
     }
 }
 
@@ -117,13 +115,8 @@ mod tests {
         unanswered.answered(&b, tokens[1]);
         assert!(!is_of(&b));
         unanswered.note(&b, tokens[0]);
-        tokio::time::advance(ARRIVES_WITHIN / 2).await;
-        unanswered.note(&b, tokens[1]);
-        tokio::time::advance(ARRIVES_WITHIN / 2).await;
-        unanswered.settled(&b, tokens[2]);
-        assert!(!unanswered.has(&b, tokens[0]) && unanswered.has(&b, tokens[1]), "it may be on its way");
-        unanswered.settled(&b, tokens[1]);
-        assert!(!is_of(&b) && is_of(&a));
+        unanswered.settled(&b);
+        assert!(!is_of(&b));
         tokio::time::advance(LASTS).await;
         assert!(!is_of(&a));
     }

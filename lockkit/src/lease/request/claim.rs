@@ -137,7 +137,7 @@ async fn send_and_note<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Re
         sending.await
     };
     match &sent.0 {
-        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key, it.token)),
+        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key)),
         Ok(None) | Err(Error::Database { fault: Fault::Unavailable, .. }) => note(),
         _ if is_late => claims.iter().for_each(|it| inner.unanswered.answered(&it.key, it.token)),
         _ => {}
@@ -243,10 +243,7 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
             let was_held = loop {
                 match inner.store().release(&release, limit_for(ttl)).await {
                     Ok(Answer::Gone) => break false,
-                    Ok(Answer::Done) => {
-                        inner.unanswered.answered(&release.key, release.token);
-                        break true;
-                    }
+                    Ok(Answer::Done) => break true,
                     _ if Instant::now() >= expired => break true,
                     _ => sleep(retry_pause(ttl)).await,
                 }

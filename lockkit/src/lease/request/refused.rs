@@ -81,7 +81,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Ok(Err(_)) | Err(_) => (None, None),
         };
         if let Some(held) = &held {
-            self.inner.unanswered.settled(&held.info.key, held.token);
+            self.inner.unanswered.settled(&held.info.key);
         }
         if !answered && held.is_none() {
             return match refused {
@@ -192,7 +192,7 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{Acquired, LeaseRecord, Profile, pass_on},
+        lease::store::{LeaseRecord, Profile, pass_on},
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -264,7 +264,7 @@ mod tests {
         locked();
         assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended(), "each claim was answered");
         free();
-        here.store().store.faults().script(Operation::Acquire, [Failure::Refused]);
+        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
         assert_unanswered(here.lease("k").try_acquire().await);
         locked();
         assert_unanswered(here.lease("k").try_acquire().await);
@@ -274,19 +274,11 @@ mod tests {
             assert_unanswered(first);
             assert_unanswered(second);
         }
-        // Another holder is seen, so that claim is not in the store any more, and is not on its way either.
+        // Another holder is seen, so that claim is not in the store any more.
         free();
-        tokio::time::sleep(10 * SECOND).await;
         let lease = there.lease("k").acquire().await.unwrap();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
         lease.release().await.unwrap();
-        locked();
-        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
-        // Its release has found it.
-        free();
-        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
-        assert_unanswered(here.lease("k").try_acquire().await);
-        tokio::time::sleep(SECOND).await;
         locked();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
     }
@@ -314,21 +306,6 @@ mod tests {
         assert_unanswered(leases.lease("k").wait(SECOND).acquire().await);
         // It expires.
         drop(leases.lease("k").wait(60 * SECOND).acquire().await.unwrap());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_claim_that_arrives_after_a_later_one_was_granted_is_no_other_holder() {
-        let leases = Leases::new(Scripted::new(Profile::default()));
-        let faults = leases.store().store.faults();
-        faults.script(Operation::Acquire, [Failure::Refused]);
-        assert_unanswered(leases.lease("k").try_acquire().await);
-        let late = leases.store().claims().remove(0);
-        drop(leases.lease("k").acquire().await.unwrap());
-        tokio::time::sleep(SECOND).await;
-        assert_eq!(faults.calls(Operation::Release), 2);
-        assert!(matches!(leases.store().store.lease_acquire(&late).await.unwrap(), Acquired::Granted(_)));
-        assert_unanswered(leases.lease("k").try_acquire().await);
-        assert_unanswered(leases.lease("k").wait(SECOND).acquire().await);
     }
 
     #[tokio::test(start_paused = true)]
