@@ -33,6 +33,7 @@ use crate::lease::held::Lease;
 use crate::{
     lease::{
         bounded::limit_for,
+        leftovers::{Keys, Left},
         queue::wait::Outcome,
         store::{LeaseRecord, LeaseStore},
     },
@@ -285,7 +286,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Whether there are tickets for this request's key.
     async fn has_tickets(&self, pending: &Pending<S>) -> Result<bool> {
         let prefix = self.ticket_prefix();
-        if pending.let_expire().is_some() || self.inner.unanswered.are_below(&prefix) {
+        if pending.let_expire().is_some() || self.inner.leftovers.of(Keys::Below(&prefix)) > Left::Nothing {
             return Ok(!self.tickets(pending).await?.is_empty());
         }
         Ok(!self.list(&prefix, 1).await?.is_empty())
@@ -296,7 +297,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// A name that this process has too is not that of one process.
     async fn tickets(&self, pending: &Pending<S>) -> Result<Vec<LeaseRecord>> {
         let mut tickets = self.list(&self.ticket_prefix(), TICKETS).await?;
-        tickets.retain(|it| !self.inner.unanswered.has(&it.info.key, it.token));
+        tickets.retain(|it| !self.inner.leftovers.recognises(&it.info.key, it.token));
         if let Some(dead) = pending.let_expire().filter(|it| **it != **self.inner.keeper.holder()) {
             tickets.retain(|it| it.info.holder != dead);
         }
