@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     batch,
-    bounded::{limit_for, retry_pause},
+    bounded::retry_pause,
     held::Lease,
     inner::Inner,
     life::{
@@ -107,9 +107,11 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 /// Releases the lease. Waits for a transaction that pins it.
 pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
-    let ending = kept.release();
-    let releasing = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl());
-    if noted(inner, kept, releasing).await? {
+    if batch::release(&inner.calls, &inner.keeper, &kept.release(), pin, kept.ttl()).await? {
+        if !kept.may_be_handed_over() {
+            // It may be a ticket. One that had expired is held again if the clock is set back.
+            inner.unanswered.answered(&kept.key, kept.token);
+        }
         kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
@@ -117,39 +119,6 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
     kept.on(Event::Gone);
     inner.queues.freed(kept.queue_key());
     Ok(Released::AlreadyLost)
-}
-
-/// Releases the lease of a request that does not deliver it: at once, and without waking waiters, for whom nothing has
-/// changed.
-pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
-    let pin = inner.keeper.begin_release(kept);
-    let ending = kept.release();
-    let releasing = inner.store().release_now(&ending, pin, limit_for(kept.ttl()));
-    noted(inner, kept, releasing).await?;
-    kept.on(Event::Released);
-    Ok(())
-}
-
-/// Awaits the release, and notes what it may leave. Returns whether it found the lease.
-async fn noted<S: LeaseStore>(
-    inner: &Inner<S>,
-    kept: &Kept,
-    releasing: impl Future<Output = Result<bool>>,
-) -> Result<bool> {
-    note_undelivered(inner, kept);
-    let released = releasing.await;
-    match released {
-        Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, was_found, true),
-        Err(_) => inner.leftovers.note(&kept.key, kept.token),
-    }
-    released
-}
-
-/// No caller got the lease, and it is released now, or soon.
-pub(in crate::lease) fn note_undelivered<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
-    if !kept.is_delivered() {
-        inner.leftovers.note(&kept.key, kept.token);
-    }
 }
 
 /// Releases the lease in the background. Retries until the store has answered or the lease has expired. Moves to
@@ -160,7 +129,6 @@ pub(in crate::lease) fn release_later<S: LeaseStore>(
     unfinished: Unfinished,
     mut tried: Vec<runtime::Id>,
 ) {
-    note_undelivered(&inner, &kept);
     // Without a runtime, the ttl frees the lease.
     let Some(runtime) = inner.keeper.runtime(&tried) else { return };
     tried.push(runtime.id());

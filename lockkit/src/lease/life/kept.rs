@@ -238,8 +238,7 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    /// Whether the caller has got it.
-    pub(crate) fn is_delivered(&self) -> bool {
+    fn is_delivered(&self) -> bool {
         self.life.borrow().is_delivered()
     }
 
