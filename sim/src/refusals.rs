@@ -2,7 +2,8 @@
 //!
 //! `Contended`, and `None` of a single attempt, decide whether a job is skipped. So they may not stand for a store that
 //! did not answer: while the caller asked, or one before it in its process, a claim must have held the lease, or a
-//! transaction must have locked its row. A claim of the process itself counts if it was answered, or may still be.
+//! transaction must have locked its row. A claim of the process itself counts if it was answered, or another caller
+//! still waits for its answer.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +24,7 @@ const OPEN_FOR: u64 = 500_000;
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     number: u64,
+    asked: u64,
     /// Since when it counts who holds the lease: since it asks, or one before it in its process.
     since: u64,
     /// Whether the process trusted the lease then.
@@ -118,19 +120,23 @@ impl Refusals {
         self.callers.retain(|(of, _), _| *of != process);
     }
 
-    /// Whether the process may be refused because of this claim.
-    fn counts(&self, token: Token, process: usize, is_waiting: bool, at: u64) -> bool {
-        match self.claims.get(&token).filter(|(of, _)| *of == process) {
-            None => true,
-            Some((_, Known::Open(sent))) => at < sent + OPEN_FOR,
-            Some((_, known)) => *known == Known::Answered && !is_waiting,
-        }
+    /// Whether a caller of the process other than this one waits for an answer that may come at this time, to a claim
+    /// for this name that was sent then.
+    fn is_awaited(&self, process: usize, name: &'static str, number: u64, sent: u64, at: u64) -> bool {
+        let mut callers = self.callers.get(&(process, name)).into_iter().flatten();
+        at < sent + OPEN_FOR && callers.any(|it| it.number != number && it.asked <= sent)
     }
 
-    fn is_known(&self, process: usize, name: &str, since: u64, at: u64) -> bool {
+    fn is_known(&self, process: usize, name: &'static str, Caller { number, since, .. }: Caller, at: u64) -> bool {
+        // Whether the process may be refused because of this claim.
+        let counts = |token: &Token, is_waiting: bool| match self.claims.get(token).filter(|(of, _)| *of == process) {
+            None => true,
+            Some((_, Known::Open(sent))) => self.is_awaited(process, name, number, *sent, at),
+            Some((_, known)) => *known == Known::Answered && !is_waiting,
+        };
         let has_held = |seen: &BTreeMap<String, BTreeMap<Token, u64>>, is_waiting| {
             let mut claims = seen.get(name).into_iter().flatten();
-            claims.any(|(token, last)| *last >= since && self.counts(*token, process, is_waiting, at))
+            claims.any(|(token, last)| *last >= since && counts(token, is_waiting))
         };
         let releasing = self.releasing.get(&(process, name.to_owned()));
         has_held(&self.held, false)
@@ -167,7 +173,7 @@ impl World {
             let before = self.refusals.callers.entry((process, name)).or_default();
             let since = before.iter().map(|it| it.since).min().unwrap_or(now);
             let was_trusted = trusts || before.iter().any(|it| it.was_trusted);
-            before.push(Caller { number, since, was_trusted });
+            before.push(Caller { number, asked: now, since, was_trusted });
         }
         number
     }
@@ -190,8 +196,9 @@ impl World {
             let caller = |callers: &[Caller]| callers.iter().find(|it| it.number == number).copied();
             callers.filter_map(|((_, name), callers)| Some((*name, caller(callers)?))).collect()
         };
-        let is_known = |(name, Caller { since, was_trusted, .. }): &(&str, Caller)| {
-            *was_trusted || self.trusts_any(process, name) || self.refusals.is_known(process, name, *since, at)
+        let is_known = |(name, caller): &(&'static str, Caller)| {
+            let is_trusted = caller.was_trusted || self.trusts_any(process, name);
+            is_trusted || self.refusals.is_known(process, name, *caller, at)
         };
         if !asked.iter().any(is_known) {
             let names: Vec<_> = asked.iter().map(|it| it.0).collect();

@@ -11,13 +11,13 @@ use crate::{
     lease::{
         batch::Calls,
         bounded::{Bounded, check_ttl},
+        leftovers::Leftovers,
         life::{
             keeper::{Keeper, Sweep},
             kept::HandOver,
         },
         queue::Queues,
         store::LeaseStore,
-        unanswered::Unanswered,
     },
     policy::{Wait, check_duration},
     value::{
@@ -176,7 +176,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             caller_store: store,
             queues: Queues::default(),
             calls: Calls::default(),
-            unanswered: Unanswered::default(),
+            leftovers: Leftovers::default(),
             inline: Inline::default(),
             hand_over,
             ttl,

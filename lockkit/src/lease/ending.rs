@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     batch,
-    bounded::retry_pause,
+    bounded::{limit_for, retry_pause},
     held::Lease,
     inner::Inner,
     life::{
@@ -107,11 +107,11 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 /// Releases the lease. Waits for a transaction that pins it.
 pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
-    if batch::release(&inner.calls, &inner.keeper, &kept.release(), pin, kept.ttl()).await? {
-        if !kept.may_be_handed_over() {
-            // It may be a ticket. One that had expired is held again if the clock is set back.
-            inner.unanswered.answered(&kept.key, kept.token);
-        }
+    let ending = kept.release();
+    note_undelivered(inner, kept);
+    let released = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl()).await;
+    note_released(inner, kept, &released);
+    if released? {
         kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
@@ -119,6 +119,34 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
     kept.on(Event::Gone);
     inner.queues.freed(kept.queue_key());
     Ok(Released::AlreadyLost)
+}
+
+/// Releases the lease of a request that does not deliver it: at once, and without waking waiters, for whom nothing has
+/// changed.
+pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
+    let pin = inner.keeper.begin_release(kept);
+    let ending = kept.release();
+    note_undelivered(inner, kept);
+    let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl())).await;
+    note_released(inner, kept, &released);
+    released?;
+    kept.on(Event::Released);
+    Ok(())
+}
+
+/// No caller got the lease, and it is released now, or soon.
+pub(in crate::lease) fn note_undelivered<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
+    if !kept.is_delivered() {
+        inner.leftovers.note(&kept.key, kept.token);
+    }
+}
+
+/// What the release may have left. It has found the lease, or not, or failed.
+fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, released: &Result<bool>) {
+    match released {
+        Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, *was_found, true),
+        Err(_) => inner.leftovers.note(&kept.key, kept.token),
+    }
 }
 
 /// Releases the lease in the background. Retries until the store has answered or the lease has expired. Moves to
@@ -129,6 +157,7 @@ pub(in crate::lease) fn release_later<S: LeaseStore>(
     unfinished: Unfinished,
     mut tried: Vec<runtime::Id>,
 ) {
+    note_undelivered(&inner, &kept);
     // Without a runtime, the ttl frees the lease.
     let Some(runtime) = inner.keeper.runtime(&tried) else { return };
     tried.push(runtime.id());

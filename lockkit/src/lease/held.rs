@@ -9,7 +9,7 @@ use crate::{
     body::{guard::Guard, scope::Lock, watch::Watch},
     lease::{
         bounded::limit_for,
-        ending::{Owned, Released, release},
+        ending::{Owned, Released, back_out, release},
         life::{kept::Kept, state::Event},
         queue::Queue,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Renewal},
@@ -239,10 +239,11 @@ impl<S: LeaseStore> Lease<S> {
     pub(super) async fn back_out(self) -> Result<()> {
         let _unfinished = self.inner.keeper.unfinished();
         // Dropped before that, and so released in the background while it still counts.
-        let Self { kept, inner, owner: _owner } = self;
-        let pin = inner.keeper.begin_release(&kept);
-        inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await?;
-        kept.on(Event::Released);
+        let Self { kept, inner, owner } = self;
+        back_out(&inner, &kept).await?;
+        if let Owner::Shares(owned) = owner {
+            Arc::into_inner(owned).map(Guard::defuse);
+        }
         Ok(())
     }
 

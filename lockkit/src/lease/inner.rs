@@ -8,10 +8,10 @@ use crate::{
     lease::{
         batch::Calls,
         bounded::Bounded,
+        leftovers::Leftovers,
         life::{keeper::Keeper, kept::HandOver},
         queue::{Queues, wait::Freed},
         store::{LeaseInfo, LeaseRecord, LeaseStore},
-        unanswered::Unanswered,
     },
     value::key::Key,
 };
@@ -23,8 +23,8 @@ pub(super) struct Inner<S: LeaseStore> {
     pub(super) queues: Queues<Lease<S>>,
     /// The claims and releases in flight.
     pub(super) calls: Calls,
-    /// The claims without an answer.
-    pub(super) unanswered: Unanswered,
+    /// What this process may have left in the store.
+    pub(super) leftovers: Leftovers,
     /// The claims that run in the tasks of their callers.
     pub(super) inline: Inline,
     /// As the service has set it, see [`Inner::hand_over`].

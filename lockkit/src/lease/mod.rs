@@ -26,11 +26,11 @@ pub(crate) mod held;
 pub(crate) mod in_transaction;
 pub(crate) mod inner;
 pub(crate) mod leases;
+pub(crate) mod leftovers;
 pub(crate) mod life;
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod store;
-pub(crate) mod unanswered;
 
 pub use self::{
     builder::LeasesBuilder,

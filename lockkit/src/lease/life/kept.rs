@@ -238,7 +238,8 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    fn is_delivered(&self) -> bool {
+    /// Whether the caller has got it.
+    pub(crate) fn is_delivered(&self) -> bool {
         self.life.borrow().is_delivered()
     }
 

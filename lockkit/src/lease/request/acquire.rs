@@ -8,6 +8,7 @@ use crate::{
     lease::{
         bounded::limit_for,
         held::Lease,
+        leftovers::Left,
         life::kept::Wants,
         queue::wait::{self, Outcome, Refused, Waited},
         request::{
@@ -59,8 +60,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
     /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, when nobody else is
-    /// seen to hold the lease and an unanswered claim of this process may have its row locked, or when on SQLite
-    /// another transaction, such as the caller's own, had the database locked
+    /// seen to hold the lease and an unanswered claim or release of this process may, or when on SQLite another
+    /// transaction, such as the caller's own, had the database locked
     /// ([`Fault::Contended`](crate::Fault::Contended)); [`Error::InvalidKey`], [`Error::InvalidOption`],
     /// [`Error::NotMigrated`], [`Error::Database`].
     ///
@@ -150,8 +151,17 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Asks once, and releases what it took on the way.
+    /// Asks once, or again where what this process has left was in the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
+        match self.try_alone(false).await {
+            // Boxed, as all that is rare: the future of every caller has room for what is not.
+            Err(err) if Box::pin(self.may_ask_again(&err)).await => Box::pin(self.try_alone(true)).await,
+            tried => tried,
+        }
+    }
+
+    /// Asks once, and releases what it took on the way.
+    async fn try_alone(&self, is_last: bool) -> Result<Option<Vec<Lease<S>>>> {
         let (pending, started) = (Pending::default(), Instant::now());
         let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
         if !matches!(outcome, Ok(Outcome::Done(_))) {
@@ -159,10 +169,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
         match understood(&pending, outcome)? {
             Outcome::Done(leases) => Ok(Some(leases)),
-            Outcome::Held { .. } if self.may_be_ours() => match self.refusal(&pending, started, Refused::Held).await {
-                Error::Contended { .. } => Ok(None),
-                err => Err(err),
-            },
+            Outcome::Held { .. } if self.left() > Left::Nothing => {
+                match Box::pin(self.refusal(&pending, started, Refused::Held, is_last)).await {
+                    Error::Contended { .. } => Ok(None),
+                    err => Err(err),
+                }
+            }
             Outcome::Held { .. } | Outcome::Ticketed { .. } => Ok(None),
             Outcome::Silent => Err(self.silence(&pending).await),
         }
@@ -184,7 +196,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let attempt = |likely_free: bool| Box::pin(self.attempt_once(pending, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
-        let waited = loop {
+        let mut is_last = false;
+        loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
             let wait =
                 wait::Wait { queue_key: self.queue_key(), keys: self.keys(), deadline, wants, under: self.under() };
@@ -197,10 +210,15 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     }
                     self.check_not_closed()?;
                 }
-                Waited::Refused(refused) => break refused,
+                Waited::Refused(refused) => {
+                    let err = Box::pin(self.refusal(pending, started, refused, is_last)).await;
+                    if is_last || !Box::pin(self.may_ask_again(&err)).await {
+                        return Err(err);
+                    }
+                    is_last = true;
+                }
             }
-        };
-        Err(Box::pin(self.refusal(pending, started, waited)).await)
+        }
     }
 
     /// One attempt of the caller at the head of the queue.
@@ -257,8 +275,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
-                // A grant that came too late is being released. No other holder has the lease.
-                if pending.has_claimed(held.token) {
+                // No other holder has the lease.
+                if self.inner.leftovers.recognises(&key, held.token) {
                     return Ok(Outcome::Silent);
                 }
                 pending.saw(&held);
@@ -289,7 +307,6 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     pub(super) fn claim(&self, pending: &Pending<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
-        pending.claims(token);
         // Such a store keeps the order itself, so the claim is not for a ticket.
         let is_the_key = self.mode == Mode::Exclusive;
         let queue = pending.waits && self.waits() && is_the_key && self.inner.store().profile().queues;

@@ -17,13 +17,14 @@
 //!
 //! `settled`: nothing of them is left in the store, or their lease is in the answer. `keeps its place`: the same token
 //! is sent again, which a store with a queue (`profile().queues`) knows. `released`: something may be left, so they are
-//! released in the background, and the next claim has a new token, which that release cannot free.
+//! [leftovers](crate::lease::leftovers) that are released in the background, and the next claim has a new token, which
+//! that release cannot free.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     runtime,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 use crate::{
@@ -33,15 +34,16 @@ use crate::{
         bounded::{is_refused, limit_for, retry_pause},
         held::Lease,
         inner::Inner,
+        leftovers::while_awaited,
         life::{
             keeper::Unfinished,
             kept::{Kept, Terms},
         },
-        queue::wait::FIRST_ANSWER,
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release},
     },
+    mutex::Mutex,
     value::{
-        error::{Error, Fault, Result},
+        error::{Error, Result},
         key::Key,
         token::Token,
     },
@@ -79,14 +81,16 @@ pub(super) async fn attempt<S: LeaseStore>(
         return Err(Error::Closed { key: joined(claims.iter().map(|it| &it.key)) });
     }
     let running = inner.clone();
+    let sent = Arc::new(Sent::new(inner.clone(), &claims));
+    let caller = Guard::new(Caller(sent.clone()));
     let sending = async move {
         let _unfinished = unfinished;
-        let sent = Instant::now();
+        let begun = Instant::now();
         // Some claims may be granted even if no answer arrives.
         let mut open: Vec<_> = claims.iter().map(|it| OpenClaim::new(inner.clone(), it.clone(), &terms)).collect();
         let had_place = place.is_some();
         settle(place);
-        let (answer, is_open) = send_and_note(&inner, &claims).await;
+        let (answer, is_open) = while_awaited(pin!(send(&inner, &claims)), || sent.note()).await;
         let kind = match &*claims {
             _ if had_place => Kind::HadPlace,
             [claim] if claim.queue => Kind::Queues,
@@ -94,8 +98,15 @@ pub(super) async fn attempt<S: LeaseStore>(
             [_] => Kind::One,
             _ => Kind::Several,
         };
-        let place = match kind.fate(&answer) {
-            Fate::KeepsPlace => open.pop(),
+        let fate = kind.fate(&answer);
+        sent.answered(fate);
+        if let Ok(Some(AcquiredAll::Granted(_))) = &answer {
+            for claim in &claims {
+                inner.leftovers.absent(&claim.key, begun);
+            }
+        }
+        let place = match fate {
+            Fate::KeepsPlace => open.pop().map(OpenClaim::answered),
             Fate::Released => {
                 drop(open);
                 None
@@ -112,7 +123,7 @@ pub(super) async fn attempt<S: LeaseStore>(
                 let leases: Vec<_> = claims
                     .into_iter()
                     .zip(grants)
-                    .map(|(claim, grant)| Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms.clone())))
+                    .map(|(claim, grant)| Lease::granted(inner.clone(), Kept::new(claim, grant, begun, terms.clone())))
                     .collect();
                 let leases = leases.into_iter().collect::<Result<Vec<_>>>()?;
                 // If the answer took longer than the leases live, they are not granted, and no answer is known.
@@ -121,28 +132,9 @@ pub(super) async fn attempt<S: LeaseStore>(
             None => Ok(Attempt::Silent),
         }
     };
-    running.inline.run("acquiring lease", sending).await
-}
-
-/// As [`send`]. Claims without an answer are noted, also while they have none yet: their caller may have given up.
-async fn send_and_note<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Result<Option<AcquiredAll>>, bool) {
-    let note = || claims.iter().for_each(|it| inner.unanswered.note(&it.key, it.token));
-    let mut sending = pin!(send(inner, claims));
-    let in_time = timeout(FIRST_ANSWER, &mut sending).await;
-    let is_late = in_time.is_err();
-    let sent = if let Ok(sent) = in_time {
-        sent
-    } else {
-        note();
-        sending.await
-    };
-    match &sent.0 {
-        Ok(Some(AcquiredAll::Granted(_))) => claims.iter().for_each(|it| inner.unanswered.settled(&it.key)),
-        Ok(None) | Err(Error::Database { fault: Fault::Unavailable, .. }) => note(),
-        _ if is_late => claims.iter().for_each(|it| inner.unanswered.answered(&it.key, it.token)),
-        _ => {}
-    }
-    sent
+    let attempted = running.inline.run("acquiring lease", sending).await;
+    drop(caller.defuse());
+    attempted
 }
 
 /// Returns the answer, and whether a batch may have taken a lease of which the answer says nothing.
@@ -156,6 +148,43 @@ async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Result<Opti
         Acquired::Held { free_in } => AcquiredAll::Held { key: claim.key.clone(), free_in },
     };
     (acquired.map(|it| it.map(all)), is_open)
+}
+
+/// Claims on their way. They are leftovers from the moment on that nobody may wait for them.
+struct Sent<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    claims: Vec<(Key, Token)>,
+    is_answered: Mutex<bool>,
+}
+
+impl<S: LeaseStore> Sent<S> {
+    fn new(inner: Arc<Inner<S>>, claims: &[Claim]) -> Self {
+        let claims = claims.iter().map(|it| (it.key.clone(), it.token)).collect();
+        Self { inner, claims, is_answered: Mutex::new(false) }
+    }
+
+    fn note(&self) {
+        let is_answered = self.is_answered.lock();
+        if !*is_answered {
+            self.claims.iter().for_each(|(key, token)| self.inner.leftovers.note(key, *token));
+        }
+    }
+
+    fn answered(&self, fate: Fate) {
+        *self.is_answered.lock() = true;
+        if fate != Fate::Released {
+            self.claims.iter().for_each(|(key, token)| self.inner.leftovers.never_were(key, *token));
+        }
+    }
+}
+
+/// The caller of claims on their way.
+struct Caller<S: LeaseStore>(Arc<Sent<S>>);
+
+impl<S: LeaseStore> Hold for Caller<S> {
+    fn abandon(self) {
+        self.0.note();
+    }
 }
 
 /// The combined name of several keys.
@@ -172,6 +201,8 @@ pub(super) struct OpenClaim<S: LeaseStore> {
     queue_key: Key,
     unfinished: Unfinished,
     tried: Vec<runtime::Id>,
+    /// It is not on its way any more.
+    is_answered: bool,
 }
 
 /// The claims need no release: they were answered, or are sent again.
@@ -194,7 +225,7 @@ enum Kind {
 }
 
 /// What becomes of claims that were sent. See the table of [this module](self).
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Settled,
     KeepsPlace,
@@ -225,23 +256,35 @@ impl<S: LeaseStore> OpenClaim<S> {
     fn new(inner: Arc<Inner<S>>, claim: Claim, terms: &Terms) -> Guard<Self> {
         let unfinished = inner.keeper.unfinished();
         let queue_key = terms.waiters.queue_key(&claim.key).clone();
-        Guard::new(Self { inner, claim, queue_key, unfinished, tried: Vec::new() })
+        Guard::new(Self { inner, claim, queue_key, unfinished, tried: Vec::new(), is_answered: false })
+    }
+
+    fn answered(mut open: Guard<Self>) -> Guard<Self> {
+        open.get_mut().is_answered = true;
+        open
     }
 }
 
 impl<S: LeaseStore> Hold for OpenClaim<S> {
     fn abandon(self) {
-        let Self { inner, claim, queue_key, unfinished, mut tried } = self;
+        let Self { inner, claim, queue_key, unfinished, mut tried, is_answered } = self;
+        inner.leftovers.note(&claim.key, claim.token);
         let Some(runtime) = inner.keeper.runtime(&tried) else { return };
         tried.push(runtime.id());
-        let open = Self { inner: inner.clone(), claim: claim.clone(), queue_key: queue_key.clone(), unfinished, tried };
+        let (again, queue) = (inner.clone(), queue_key.clone());
+        let open = Self { inner: again, claim: claim.clone(), queue_key: queue, unfinished, tried, is_answered };
         let open = Guard::new(open);
         runtime.spawn(async move {
             let Claim { key, token, ttl, .. } = claim;
             let expired = Instant::now() + ttl;
             let release = Release { key, token, min_hold: Duration::ZERO };
             let was_held = loop {
-                match inner.store().release(&release, limit_for(ttl)).await {
+                let released = inner.store().release(&release, limit_for(ttl)).await;
+                if let Ok(Answer::Done | Answer::Gone) = released {
+                    let was_found = matches!(released, Ok(Answer::Done)) || is_answered;
+                    inner.leftovers.released(&release.key, release.token, was_found, is_answered);
+                }
+                match released {
                     Ok(Answer::Gone) => break false,
                     Ok(Answer::Done) => break true,
                     _ if Instant::now() >= expired => break true,
@@ -261,7 +304,7 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
 mod tests {
     use super::*;
     use crate::{
-        Leases,
+        Fault, Leases,
         lease::store::Profile,
         testing::{
             Failure, MemoryStore, Operation,

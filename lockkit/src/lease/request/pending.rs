@@ -9,11 +9,12 @@ use crate::lease::held::Lease;
 use crate::{
     body::guard::Guard,
     lease::{
+        ending::note_undelivered,
         life::kept::release_failed,
         store::{LeaseRecord, LeaseStore},
     },
     mutex::Mutex,
-    value::{error::Error, fence::Fence, key::Key, token::Token},
+    value::{error::Error, fence::Fence, key::Key},
 };
 
 /// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
@@ -44,30 +45,11 @@ struct Taken<S: LeaseStore> {
     place_in_store: Option<Guard<OpenClaim<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
-    /// The tokens of the claims since the last answer.
-    claimed: Vec<Token>,
     /// The reason why the last unanswered attempt got no answer, if the store gave one.
     silence_reason: Option<Error>,
     /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews
     /// earlier.
     late: Option<(String, Instant)>,
-}
-
-impl<S: LeaseStore> Taken<S> {
-    /// Notes that nobody here has a use for what was taken, which may be in the store until its release is answered.
-    fn give_up(&self) {
-        self.ticket.iter().map(|it| &it.lease).chain(&self.gate).chain(&self.gathered).for_each(note_given_up);
-    }
-}
-
-fn note_given_up<S: LeaseStore>(Lease { inner, kept, .. }: &Lease<S>) {
-    inner.unanswered.note(&kept.key, kept.token);
-}
-
-impl<S: LeaseStore> Drop for Taken<S> {
-    fn drop(&mut self) {
-        self.give_up();
-    }
 }
 
 /// The place of this request in the queue of the processes.
@@ -147,9 +129,6 @@ impl<S: LeaseStore> Pending<S> {
     pub(super) fn drop_ticket(&self) {
         // Dropped after the mutex is unlocked.
         let ticket = self.taken.lock().ticket.take();
-        if let Some(Ticket { lease, .. }) = &ticket {
-            note_given_up(lease);
-        }
         drop(ticket);
     }
 
@@ -203,21 +182,6 @@ impl<S: LeaseStore> Pending<S> {
         self.taken.lock().in_the_way = Some(key);
     }
 
-    /// Notes that a claim is sent with this token.
-    pub(super) fn claims(&self, token: Token) {
-        self.taken.lock().claimed.push(token);
-    }
-
-    /// Notes that an attempt was answered.
-    pub(super) fn answered(&self) {
-        self.taken.lock().claimed.clear();
-    }
-
-    /// Whether the token is that of a claim of this request whose answer did not come.
-    pub(super) fn has_claimed(&self, token: Token) -> bool {
-        self.taken.lock().claimed.contains(&token)
-    }
-
     pub(super) fn set_silence_reason(&self, err: Error) {
         self.taken.lock().silence_reason = Some(err);
     }
@@ -246,10 +210,12 @@ impl<S: LeaseStore> Pending<S> {
         drop(self.take_place_in_store());
         let leases: Vec<_> = {
             let mut taken = self.taken.lock();
-            taken.give_up();
             let Taken { ticket, gate, gathered, .. } = &mut *taken;
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
+        for lease in &leases {
+            note_undelivered(&lease.inner, &lease.kept);
+        }
         let releases = async {
             for lease in leases {
                 release_failed(lease.release().await);
@@ -268,7 +234,6 @@ impl<S: LeaseStore> Default for Pending<S> {
             gathered: Vec::new(),
             place_in_store: None,
             in_the_way: None,
-            claimed: Vec::new(),
             silence_reason: None,
             late: None,
         };
@@ -282,7 +247,7 @@ mod tests {
 
     use tokio::time::sleep;
 
-    use crate::{lease::store::LeaseInfo, testing::MemoryStore};
+    use crate::{lease::store::LeaseInfo, testing::MemoryStore, value::token::Token};
 
     use super::*;
 

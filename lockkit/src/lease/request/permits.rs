@@ -9,14 +9,12 @@
 //! Gathered permits are idle until then, as with Tokio's semaphore. They are released when the request gives up or
 //! loses the gather lease, and expire when its process dies. `try_acquire` never gathers.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use super::{
     LeaseRequest,
     claim::{Attempt, attempt},
     mode::MAX_PERMITS,
     pending::Pending,
-    shared::TRIES,
+    shared::{TRIES, taken},
 };
 use crate::lease::held::Lease;
 use crate::{
@@ -41,9 +39,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         for _ in 0..TRIES {
             let missing = take.saturating_sub(pending.gathered());
             let held = self.list(&prefix, MAX_PERMITS).await?;
-            let number = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < of);
-            let taken: BTreeMap<u32, Duration> =
-                held.iter().filter_map(|it| Some((number(&it.info.key)?, it.info.expires_in))).collect();
+            let taken = taken(&held, &prefix, of);
             let mut free: Vec<u32> = (0..of).filter(|it| !taken.contains_key(it)).collect();
             let is_enough = free.len() >= usize::try_from(missing).unwrap_or(usize::MAX);
             let free_in = taken.into_values().min();
@@ -85,7 +81,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use tokio::time::sleep;
 

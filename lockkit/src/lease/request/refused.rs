@@ -2,13 +2,13 @@
 //!
 //! `Contended` decides whether a job is skipped, so it needs an answer of the store, perhaps to a caller before this
 //! one in the same process, or a trusted holder in this process. It may not stand for a store that did not answer: a
-//! job would be skipped that nobody runs. No such answer are a grant that arrived after its trust had ended, the
-//! request's own late claim that a last look finds, and the error of a claim that did not get SQLite's one lock for
-//! writers, which may be the caller's own. A row that another transaction has locked is one, and so is a statement of
-//! the waiting loop that another transaction undid, unless an earlier claim of this process got no answer: then the
-//! transaction may be that claim ([`unanswered`](crate::lease::unanswered)), and only a visible holder is an answer.
+//! job would be skipped that nobody runs. No such answer are a leftover of this process
+//! ([`leftovers`](crate::lease::leftovers)), and the error of a claim that did not get SQLite's one lock for writers,
+//! which may be the caller's own. A row that another transaction has locked is one, and so is a statement of the
+//! waiting loop that another transaction undid, unless a leftover may be that transaction: then only a visible holder
+//! is an answer.
 
-use std::{error::Error as _, iter::successors, time::Duration};
+use std::{error::Error as StdError, iter::successors, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -16,10 +16,12 @@ use super::{
     LeaseRequest,
     mode::{MAX_PERMITS, Mode},
     pending::Pending,
+    shared::number,
 };
 use crate::{
     lease::{
         bounded::{is_silence, limit_for},
+        leftovers::{Keys, Left},
         queue::wait::{FIRST_ANSWER, Outcome, Refused},
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
     },
@@ -32,8 +34,8 @@ use crate::{
 /// The reason where a lease is refused and no other holder is visible.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "an earlier claim of this process got no answer, and may be what has the lease, or its row locked: nobody else is \
-     seen to hold it"
+    "nobody else is seen to hold it: an earlier claim or release of this process got no answer, and may be what has \
+     the lease, or its row locked"
 )]
 struct MayBeOurs;
 
@@ -52,42 +54,54 @@ pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result
             Ok(Outcome::Silent)
         }
         Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
-        Ok(Outcome::Silent) => Ok(Outcome::Silent),
-        outcome => {
-            pending.answered();
-            outcome
-        }
+        outcome => outcome,
     }
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
     /// an answer of the store said that another holder has the lease, or a trusted holder of this process has it.
-    pub(super) async fn refusal(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
+    ///
+    /// What was left of this process, and is gone by now, may have been in the way. In the last attempt it was not.
+    pub(super) async fn refusal(
+        &self,
+        pending: &Pending<S>,
+        started: Instant,
+        refused: Refused,
+        is_last: bool,
+    ) -> Error {
         pending.release().await;
         let waited = started.elapsed();
-        // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
-        let may_be_ours = self.may_be_ours();
-        let (answered, limit) = match refused {
-            Refused::NoAnswer => (pending.in_the_way().is_some() && !may_be_ours, QUICK),
-            _ if may_be_ours => (false, FIRST_ANSWER),
-            Refused::Held => (true, QUICK),
-            Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
+        let answered = match refused {
+            Refused::Held => true,
+            Refused::NotFirst { answered } => answered,
+            Refused::NoAnswer => pending.in_the_way().is_some(),
         };
-        let (held, unknown) = match timeout(limit, self.current_holder(pending, may_be_ours)).await {
+        // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
+        let (left, looked) = (self.left(), Instant::now());
+        let is_known = answered && left == Left::Nothing;
+        let limit = match refused {
+            Refused::NotFirst { .. } => FIRST_ANSWER,
+            Refused::Held if !is_known => FIRST_ANSWER,
+            Refused::Held | Refused::NoAnswer => QUICK,
+        };
+        let looking = timeout(limit, self.current_holder(pending, left)).await;
+        let may_be_ours = match looking {
+            Ok(Ok(_)) if is_last => self.left() == Left::Perhaps,
+            _ => left > Left::Nothing,
+        };
+        let (held, unknown) = match looking {
             Ok(Ok(held)) => (held, None),
-            Ok(Err(err)) if !answered && !err.is_transient() => return err,
+            Ok(Err(err)) if !is_known && !err.is_transient() => return err,
             Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
             Ok(Err(_)) | Err(_) => (None, None),
         };
         if let Some(held) = &held {
-            self.inner.unanswered.settled(&held.info.key);
-        }
-        if !answered && held.is_none() {
-            return match refused {
-                Refused::Held => Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs),
-                _ => self.silence(pending).await,
-            };
+            self.inner.leftovers.absent(&held.info.key, looked);
+        } else if may_be_ours && answered && refused != Refused::NoAnswer {
+            return Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs);
+        } else if may_be_ours || !answered {
+            return self.silence(pending).await;
         }
         let key = match &self.mode {
             Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
@@ -97,15 +111,23 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder }
     }
 
-    /// Whether a refusal may be due to a claim of this process that got no answer.
-    pub(super) fn may_be_ours(&self) -> bool {
-        let unanswered = &self.inner.unanswered;
+    /// Whether another attempt, the last one, may succeed after this error: what this process had left is gone, or is
+    /// gone soon.
+    pub(super) async fn may_ask_again(&self, err: &Error) -> bool {
+        let is_ours = err.source().is_some_and(<dyn StdError>::is::<MayBeOurs>);
+        let are_gone = self.inner.leftovers.until(|| self.left() != Left::Perhaps);
+        is_ours && timeout(FIRST_ANSWER, are_gone).await.is_ok()
+    }
+
+    /// What this process may have left of what the request needs.
+    pub(super) fn left(&self) -> Left {
+        let of = |keys| self.inner.leftovers.of(keys);
         match &self.mode {
-            Mode::Exclusive | Mode::All(_) | Mode::Any(_) => unanswered.are_of(self.keys()),
-            Mode::Permit(_) | Mode::Permits { .. } => unanswered.are_below(&self.permits()),
-            Mode::Read => unanswered.are_of(&[self.writer()]),
-            Mode::Write => unanswered.are_of(&[self.writer()]) || unanswered.are_below(&self.readers()),
-            Mode::NoPermits => false,
+            Mode::Exclusive | Mode::All(_) | Mode::Any(_) => of(Keys::These(self.keys())),
+            Mode::Permit(_) | Mode::Permits { .. } => of(Keys::Below(&self.permits())),
+            Mode::Read => of(Keys::These(&[self.writer()])),
+            Mode::Write => of(Keys::These(&[self.writer()])).max(of(Keys::Below(&self.readers()))),
+            Mode::NoPermits => Left::Nothing,
         }
     }
 
@@ -129,17 +151,22 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The current holder of the requested lease, who is not this process by a claim without an answer: a grant that
-    /// came too late is being released. Where such a claim `may_be_ours`, only holders who leave too few permits count.
-    async fn current_holder(&self, pending: &Pending<S>, may_be_ours: bool) -> Result<Option<LeaseRecord>> {
+    /// The current holder of the requested lease, who is no leftover of this process. Where something is `left`, no
+    /// request of it that waits counts either, and only holders who leave too few permits.
+    async fn current_holder(&self, pending: &Pending<S>, left: Left) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
-        let is_other =
-            |it: &LeaseRecord| !pending.has_claimed(it.token) && !self.inner.unanswered.has(&it.info.key, it.token);
+        let is_other = |it: &LeaseRecord| {
+            let is_leftover = self.inner.leftovers.recognises(&it.info.key, it.token);
+            let waits = || self.inner.keeper.kept(it.token).is_some_and(|it| !it.is_delivered());
+            !(is_leftover || left > Left::Nothing && waits())
+        };
         // The last one of so many holders, so that nobody is named if there are fewer.
-        let of_several = async |prefix: &str, least: u32| {
-            let (most, least) = if may_be_ours { (MAX_PERMITS, least) } else { (1, 1) };
-            let mut others = self.list(prefix, most).await?.into_iter().filter(is_other);
-            Ok::<_, Error>(others.nth(usize::try_from(least - 1).unwrap_or(usize::MAX)))
+        let of_permits = async |of: u32, least: u32| {
+            let prefix = self.permits();
+            let mut others = self.list(&prefix, MAX_PERMITS).await?;
+            others.retain(|it| number(&it.info.key, &prefix, of).is_some() && is_other(it));
+            let least = if left > Left::Nothing { least } else { 1 };
+            Ok::<_, Error>(others.into_iter().nth(usize::try_from(least - 1).unwrap_or(usize::MAX)))
         };
         Ok(match &self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?.filter(is_other),
@@ -157,11 +184,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 let are_held = free.is_none() && held.iter().all(is_other);
                 held.into_iter().filter(|_| are_held).min_by_key(|it| it.info.expires_in)
             }
-            Mode::Permit(of) => of_several(&self.permits(), *of).await?,
-            Mode::Permits { of, take } => of_several(&self.permits(), of.saturating_sub(*take) + 1).await?,
+            Mode::Permit(of) => of_permits(*of, *of).await?,
+            Mode::Permits { of, take } => of_permits(*of, of.saturating_sub(*take) + 1).await?,
             Mode::NoPermits => None,
             Mode::Read => store.look(&self.writer(), limit).await?.filter(is_other),
-            Mode::Write => match of_several(&self.readers(), 1).await? {
+            Mode::Write => match self.list(&self.readers(), MAX_PERMITS).await?.into_iter().find(is_other) {
                 Some(reader) => Some(reader),
                 None => store.look(&self.writer(), limit).await?.filter(is_other),
             },
@@ -192,7 +219,7 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{LeaseRecord, Profile, pass_on},
+        lease::store::{Acquired, LeaseRecord, Profile, pass_on},
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -264,7 +291,7 @@ mod tests {
         locked();
         assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended(), "each claim was answered");
         free();
-        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
+        here.store().store.faults().script(Operation::Acquire, [Failure::Refused]);
         assert_unanswered(here.lease("k").try_acquire().await);
         locked();
         assert_unanswered(here.lease("k").try_acquire().await);
@@ -276,11 +303,34 @@ mod tests {
         }
         // Another holder is seen, so that claim is not in the store any more.
         free();
+        tokio::time::sleep(Duration::from_millis(1)).await;
         let lease = there.lease("k").acquire().await.unwrap();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
         lease.release().await.unwrap();
         locked();
         assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        // Its release has found it.
+        free();
+        here.store().fail(Call::Acquire, [failed(Fault::Unavailable)]);
+        assert_unanswered(here.lease("k").try_acquire().await);
+        tokio::time::sleep(SECOND).await;
+        locked();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_arrives_after_a_later_one_was_granted_is_no_other_holder() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        let faults = leases.store().store.faults();
+        faults.script(Operation::Acquire, [Failure::Refused]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        let late = leases.store().claims().remove(0);
+        drop(leases.lease("k").acquire().await.unwrap());
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(faults.calls(Operation::Release), 2);
+        assert!(matches!(leases.store().store.lease_acquire(&late).await.unwrap(), Acquired::Granted(_)));
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        assert_unanswered(leases.lease("k").wait(SECOND).acquire().await);
     }
 
     #[tokio::test(start_paused = true)]
@@ -290,8 +340,8 @@ mod tests {
         assert_unanswered(leases.lease("k").wait(Duration::ZERO).acquire().await);
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         assert_unanswered(leases.lease("k").try_acquire().await);
-        // It was granted, and given back.
-        tokio::time::sleep(3 * SECOND).await;
+        // It was granted, and given back a while ago.
+        tokio::time::sleep(6 * SECOND).await;
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
     }

@@ -9,7 +9,7 @@
 //! random, in one round trip. If it is taken, the numbers in use are read and one of the others is drawn: a request is
 //! refused only when no number is free.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     LeaseRequest,
@@ -18,7 +18,11 @@ use super::{
 };
 use crate::lease::{held::Lease, leases::Leases};
 use crate::{
-    lease::{bounded::limit_for, queue::wait::Outcome, store::LeaseStore},
+    lease::{
+        bounded::limit_for,
+        queue::wait::Outcome,
+        store::{LeaseRecord, LeaseStore},
+    },
     value::{error::Result, key::Key},
 };
 
@@ -160,9 +164,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 }
             }
             let held = self.list(prefix, MAX_PERMITS).await?;
-            let slot = |key: &Key| key.strip_prefix(prefix)?.parse().ok().filter(|it| *it < slots);
-            let taken: BTreeMap<u32, _> =
-                held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
+            let taken = taken(&held, prefix, slots);
             let free = slots.saturating_sub(u32::try_from(taken.len()).unwrap_or(slots));
             if free == 0 {
                 return Ok(Outcome::Held { free_in: taken.into_values().min() });
@@ -188,6 +190,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 }
 
+/// The number of a lease whose key is `prefix` and a number below `slots`.
+pub(super) fn number(key: &Key, prefix: &str, slots: u32) -> Option<u32> {
+    key.strip_prefix(prefix)?.parse().ok().filter(|it| *it < slots)
+}
+
+/// The numbers below `slots` that are taken, and for how long.
+pub(super) fn taken(held: &[LeaseRecord], prefix: &str, slots: u32) -> BTreeMap<u32, Duration> {
+    held.iter().filter_map(|it| Some((number(&it.info.key, prefix, slots)?, it.info.expires_in))).collect()
+}
+
 /// The `nth` number that is not taken, counted from 0.
 fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
     taken.fold(nth, |number, it| if it <= number { number + 1 } else { number })
@@ -195,8 +207,6 @@ fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::sleep;
 
     use super::*;

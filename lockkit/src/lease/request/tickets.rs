@@ -284,11 +284,19 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Whether there are tickets for this request's key.
     async fn has_tickets(&self, pending: &Pending<S>) -> Result<bool> {
-        let prefix = self.ticket_prefix();
-        if pending.let_expire().is_some() || self.inner.unanswered.are_below(&prefix) {
-            return Ok(!self.tickets(pending).await?.is_empty());
+        if pending.let_expire().is_none() {
+            match &*self.list(&self.ticket_prefix(), 1).await? {
+                [] => return Ok(false),
+                [first] if !self.is_left(first) => return Ok(true),
+                _ => {}
+            }
         }
-        Ok(!self.list(&prefix, 1).await?.is_empty())
+        Ok(!self.tickets(pending).await?.is_empty())
+    }
+
+    /// Whether the ticket is that of a request of this process that gave up.
+    fn is_left(&self, ticket: &LeaseRecord) -> bool {
+        self.inner.leftovers.recognises(&ticket.info.key, ticket.token)
     }
 
     /// The tickets for this request's key, but for those of this process whose requests gave up: their releases are on
@@ -296,7 +304,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// A name that this process has too is not that of one process.
     async fn tickets(&self, pending: &Pending<S>) -> Result<Vec<LeaseRecord>> {
         let mut tickets = self.list(&self.ticket_prefix(), TICKETS).await?;
-        tickets.retain(|it| !self.inner.unanswered.has(&it.info.key, it.token));
+        tickets.retain(|it| !self.is_left(it));
         if let Some(dead) = pending.let_expire().filter(|it| **it != **self.inner.keeper.holder()) {
             tickets.retain(|it| it.info.holder != dead);
         }

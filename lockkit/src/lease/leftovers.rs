@@ -1,0 +1,655 @@
+//! What this process may have left in the store, and nobody here has: claims without an answer, and leases that are to
+//! be released. Knows no store.
+//!
+//! | event | becomes a leftover | is none any more |
+//! |---|---|---|
+//! | a claim: [late](while_awaited), or its caller has gone | yes | |
+//! | a claim that is granted, or refused for good | | yes |
+//! | a claim of which something may be left ([`claim`](super::request)) | yes | |
+//! | a lease that no caller got, and whose release begins | yes | |
+//! | the release of a caller's lease, without an answer | yes | |
+//! | a release that has found it | | soon: what was asked before is answered later |
+//! | a release that has not found a place in the queue of the store | | soon |
+//!
+//! It stays one if its release finds nothing: a claim may still be on its way, and a lease that had expired is held
+//! again if the clock is set back.
+//!
+//! Such a claim may also be in the store where nobody sees it. A server that waits for its replicas in COMMIT keeps the
+//! row locked for as long as that takes, which can be longer than the ttl, and its client is gone. So a refusal without
+//! a visible holder says nothing of other processes, until a later claim of this process is granted, or another holder
+//! is seen.
+
+use std::{
+    collections::BTreeMap,
+    pin::{Pin, pin},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    lease::queue::wait::FIRST_ANSWER,
+    mutex::Mutex,
+    value::{key::Key, token::Token},
+};
+
+/// For how long a leftover counts.
+const LASTS: Duration = Duration::from_mins(10);
+
+/// For how long one counts that a release has found: until what was asked before is answered.
+const GONE_LASTS: Duration = Duration::from_secs(2);
+
+/// How many of the last leftovers of a key are known.
+const MOST: usize = 256;
+
+/// What this process may have left in the store.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    noted: Mutex<Noted>,
+    /// Notified when one is gone.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    by_key: BTreeMap<Key, Vec<Leftover>>,
+    /// At how many keys those are forgotten that do not count any more.
+    room: usize,
+}
+
+/// Keys of leases.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Keys<'k> {
+    These(&'k [Key]),
+    /// Those with this prefix and a name of their own without `/`.
+    Below(&'k str),
+}
+
+/// What may be left of some keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Left {
+    Nothing,
+    /// It was not in the store at a later time. It may still arrive there.
+    Absent,
+    /// It may be in the store, visible or not.
+    Perhaps,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Leftover {
+    token: Token,
+    /// When it was last known that it may be in the store.
+    noted: Instant,
+    left: Left,
+    /// Its release has found it.
+    is_gone: bool,
+}
+
+impl Leftover {
+    fn counts(&self) -> bool {
+        self.noted.elapsed() < if self.is_gone { GONE_LASTS } else { LASTS }
+    }
+}
+
+impl Leftovers {
+    /// It may be in the store, and nobody here has it.
+    pub(super) fn note(&self, key: &Key, token: Token) {
+        let mut noted = self.noted.lock();
+        let Noted { by_key, room } = &mut *noted;
+        if by_key.len() >= *room && !by_key.contains_key(key) {
+            by_key.retain(|_, it| it.iter().any(Leftover::counts));
+            *room = 2 * by_key.len().max(8);
+        }
+        let of_key = by_key.entry(key.clone()).or_default();
+        of_key.retain(|it| it.token != token && it.counts());
+        if of_key.len() == MOST {
+            of_key.remove(0);
+        }
+        of_key.push(Leftover { token, noted: Instant::now(), left: Left::Perhaps, is_gone: false });
+    }
+
+    /// It never was in the store, and is not on its way, or somebody here has it.
+    pub(super) fn never_were(&self, key: &Key, token: Token) {
+        let mut noted = self.noted.lock();
+        if let Some(of_key) = noted.by_key.get_mut(key) {
+            of_key.retain(|it| it.token != token);
+            if of_key.is_empty() {
+                noted.by_key.remove(key);
+            }
+            drop(noted);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Its release has found it, or nothing. A claim `is_answered` if it is not on its way any more.
+    pub(super) fn released(&self, key: &Key, token: Token, was_found: bool, is_answered: bool) {
+        self.change(key, |it| {
+            if it.token == token && (was_found || is_answered) {
+                it.left = Left::Absent;
+            }
+            if it.token == token && was_found {
+                (it.noted, it.is_gone) = (Instant::now(), true);
+            }
+        });
+    }
+
+    fn change(&self, key: &Key, change: impl FnMut(&mut Leftover)) {
+        let mut noted = self.noted.lock();
+        if let Some(of_key) = noted.by_key.get_mut(key) {
+            of_key.iter_mut().for_each(change);
+            drop(noted);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Waits until `are_gone`.
+    pub(super) async fn until(&self, are_gone: impl Fn() -> bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if are_gone() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// A claim or a look that was sent at this time has found the lease free, or held by another.
+    pub(super) fn absent(&self, key: &Key, sent: Instant) {
+        self.change(key, |it| {
+            if it.noted < sent {
+                it.left = Left::Absent;
+            }
+        });
+    }
+
+    /// Whether the holder with this token, who is in the store, is a leftover.
+    pub(super) fn recognises(&self, key: &Key, token: Token) -> bool {
+        let mut noted = self.noted.lock();
+        let found = noted.by_key.get_mut(key).and_then(|it| it.iter_mut().find(|it| it.token == token));
+        found.is_some_and(|it| {
+            if !it.is_gone {
+                (it.noted, it.left) = (Instant::now(), Left::Perhaps);
+            }
+            true
+        })
+    }
+
+    /// What may be left of any of these keys.
+    pub(super) fn of(&self, keys: Keys<'_>) -> Left {
+        let by_key = &self.noted.lock().by_key;
+        let of_key = |it: &Vec<Leftover>| it.iter().filter(|it| it.counts()).map(|it| it.left).max();
+        let left = match keys {
+            Keys::These(keys) => keys.iter().filter_map(|it| by_key.get(it)).filter_map(of_key).max(),
+            Keys::Below(prefix) => {
+                let below =
+                    by_key.range(Key::from(prefix)..).map_while(|(key, it)| Some((key.strip_prefix(prefix)?, it)));
+                below.filter(|(name, _)| !name.contains('/')).filter_map(|(_, it)| of_key(it)).max()
+            }
+        };
+        left.unwrap_or(Left::Nothing)
+    }
+}
+
+/// The answer of a call for which somebody waits. `is_late` is told that it has taken so long that no one may wait for
+/// it any more.
+pub(super) async fn while_awaited<F: Future>(mut call: Pin<&mut F>, is_late: impl FnOnce()) -> F::Output {
+    if let Ok(answer) = timeout(FIRST_ANSWER, &mut call).await {
+        return answer;
+    }
+    is_late();
+    call.await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leftover_counts_until_it_is_gone_or_old() {
+        let (leftovers, [a, b]) = (Leftovers::default(), ["a", "b"].map(Key::from));
+        let tokens = [(); MOST + 1].map(|()| Token::random());
+        for token in tokens {
+            leftovers.note(&a, token);
+        }
+        let of = |key: &Key| leftovers.of(Keys::These(slice::from_ref(key)));
+        assert_eq!(leftovers.of(Keys::These(&[b.clone(), a.clone()])), Left::Perhaps);
+        assert_eq!(of(&b), Left::Nothing);
+        assert!(
+            !leftovers.recognises(&a, tokens[0])
+                && leftovers.recognises(&a, tokens[1])
+                && !leftovers.recognises(&b, tokens[1])
+        );
+        leftovers.note(&b, tokens[0]);
+        leftovers.note(&b, tokens[1]);
+        leftovers.never_were(&b, tokens[0]);
+        assert_eq!(of(&b), Left::Perhaps);
+        leftovers.never_were(&b, tokens[1]);
+        assert_eq!(of(&b), Left::Nothing);
+        tokio::time::advance(LASTS).await;
+        assert_eq!(of(&a), Left::Nothing);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_below_a_prefix_are_told_from_those_beside_it_and_further_below() {
+        let leftovers = Leftovers::default();
+        for key in ["c", "c.d/1", "c/d", "c/d/1", "c/d/e/1", "c/dd"] {
+            leftovers.note(&Key::from(key), Token::random());
+        }
+        let below = ["c/d/", "c/", "c/d/e/", "", "c/d/1", "c/d/1/", "c/e/"].map(|it| leftovers.of(Keys::Below(it)));
+        let (yes, no) = (Left::Perhaps, Left::Nothing);
+        assert_eq!(below, [yes, yes, yes, yes, yes, no, no]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_absent_for_what_was_asked_since_until_it_is_seen() {
+        let (leftovers, key) = (Leftovers::default(), Key::from("k"));
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)));
+        let [first, second] = [(); 2].map(|()| Token::random());
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        leftovers.note(&key, first);
+        leftovers.absent(&key, before);
+        assert_eq!(of(), Left::Perhaps, "it may have arrived after the question");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        leftovers.absent(&key, Instant::now());
+        assert_eq!(of(), Left::Absent);
+        leftovers.note(&key, second);
+        assert_eq!(of(), Left::Perhaps);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        leftovers.absent(&key, Instant::now());
+        assert!(!leftovers.recognises(&key, Token::random()));
+        assert_eq!(of(), Left::Absent);
+        assert!(leftovers.recognises(&key, first));
+        assert_eq!(of(), Left::Perhaps);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_a_release_has_found_counts_until_what_was_asked_before_is_answered() {
+        let (leftovers, key, token) = (Leftovers::default(), Key::from("k"), Token::random());
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)));
+        leftovers.note(&key, token);
+        leftovers.released(&key, token, false, false);
+        assert_eq!(of(), Left::Perhaps, "its claim may be on its way");
+        leftovers.released(&key, token, false, true);
+        assert_eq!(of(), Left::Absent);
+        leftovers.released(&key, token, true, false);
+        assert!(leftovers.recognises(&key, token));
+        assert_eq!(of(), Left::Absent);
+        tokio::time::advance(GONE_LASTS).await;
+        assert_eq!(of(), Left::Nothing);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leftovers_that_do_not_count_are_forgotten_when_others_are_noted() {
+        let leftovers = Leftovers::default();
+        for number in 0..1000 {
+            leftovers.note(&Key::from(format!("{number}")), Token::random());
+            tokio::time::advance(LASTS / 4).await;
+        }
+        assert!(leftovers.noted.lock().by_key.len() <= 16);
+    }
+}
+
+/// The promise that `Contended` never stands for what this process itself has left in the store.
+#[cfg(test)]
+mod refusals {
+    use std::{future::pending, sync::Arc};
+
+    use tokio::time::sleep;
+
+    use crate::{
+        Error, Fault, Lease, LeaseStore, Leases,
+        lease::store::{Acquired, Answer, Claim, Profile, pass_on},
+        testing::{
+            Failure, MemoryStore, Operation,
+            scripted::{Call, Scripted, failed},
+        },
+    };
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    fn pair() -> (MemoryStore, Leases<MemoryStore>, Leases<MemoryStore>) {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        (store, here, there)
+    }
+
+    /// Releases of this process do not reach the store.
+    fn no_releases(leases: &Leases<MemoryStore>) {
+        leases.store().faults().script(Operation::Release, [Failure::Refused; 1000]);
+    }
+
+    fn lost(leases: &Leases<MemoryStore>) {
+        leases.store().faults().script(Operation::Acquire, [Failure::AnswerLost]);
+    }
+
+    #[track_caller]
+    fn not_refused<T: std::fmt::Debug>(acquired: Result<Option<T>, Error>) {
+        match acquired {
+            Ok(None) => panic!("Ok(None): told that somebody else has it"),
+            Err(err) if err.is_contended() => panic!("told that somebody else has it: {err:?}"),
+            _ => {}
+        }
+    }
+
+    #[track_caller]
+    fn unavailable<T: std::fmt::Debug>(acquired: Result<T, Error>) {
+        let err = acquired.unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+    }
+
+    /// A store that executes the first claims at once, and never answers them.
+    #[derive(Clone, Default)]
+    struct Mute {
+        store: MemoryStore,
+        mute: Arc<Mutex<u32>>,
+    }
+
+    impl LeaseStore for Mute {
+        pass_on!(lease_look, lease_renew, lease_list, lease_sweep, lease_release);
+
+        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired, Error> {
+            let answer = self.store.lease_acquire(claim).await;
+            let is_mute = {
+                let mut mute = self.mute.lock();
+                *mute = mute.saturating_sub(1);
+                *mute > 0
+            };
+            if is_mute { pending().await } else { answer }
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct Queueing {
+        store: MemoryStore,
+        places: Arc<Mutex<Vec<(Key, Token)>>>,
+    }
+
+    impl LeaseStore for Queueing {
+        pass_on!(lease_look, lease_renew, lease_list, lease_sweep);
+
+        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired, Error> {
+            let first = {
+                let mut places = self.places.lock();
+                if claim.queue && !places.contains(&(claim.key.clone(), claim.token)) {
+                    places.push((claim.key.clone(), claim.token));
+                }
+                places.iter().find(|it| it.0 == claim.key).map(|it| it.1)
+            };
+            if first.is_some_and(|it| it != claim.token) {
+                return Ok(Acquired::Held { free_in: None });
+            }
+            let acquired = self.store.lease_acquire(claim).await?;
+            if matches!(acquired, Acquired::Granted(_)) {
+                self.places.lock().retain(|it| it.1 != claim.token);
+            }
+            Ok(acquired)
+        }
+
+        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer, Error> {
+            let answer = self.store.lease_release(key, token, min_hold).await?;
+            let mut places = self.places.lock();
+            let before = places.len();
+            places.retain(|it| it.1 != token);
+            Ok(if places.len() < before { Answer::Done } else { answer })
+        }
+
+        fn profile(&self) -> Profile {
+            Profile { queues: true, ..Profile::default() }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_whose_caller_has_gone_at_once_is_no_other_holder() {
+        let here = Leases::new(Mute::default());
+        *here.store().mute.lock() = 2;
+        assert!(timeout(100 * MILLI, here.lease("k").acquire()).await.is_err());
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nor_for_a_caller_that_waits() {
+        let here = Leases::new(Mute::default());
+        *here.store().mute.lock() = 2;
+        assert!(timeout(100 * MILLI, here.lease("k").acquire()).await.is_err());
+        not_refused(here.lease("k").wait(200 * MILLI).acquire().await.map(Some));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_just_being_released_is_asked_for_again() {
+        for wait in [None, Some(Duration::ZERO)] {
+            let (_, here, _) = pair();
+            here.store().faults().slow(20 * MILLI);
+            assert!(timeout(10 * MILLI, here.lease("k").acquire()).await.is_err());
+            let lease = match wait {
+                None => here.lease("k").try_acquire().await.unwrap().expect("nobody else has it"),
+                Some(wait) => here.lease("k").wait(wait).acquire().await.unwrap(),
+            };
+            assert!(lease.is_trusted());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_without_an_answer_leaves_no_other_holder() {
+        let (_, here, _) = pair();
+        let lease = here.lease("k").acquire().await.unwrap();
+        no_releases(&here);
+        unavailable(lease.release().await);
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_grant_whose_release_is_not_answered_is_no_other_holder() {
+        let (_, here, _) = pair();
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(200 * MILLI)]);
+        no_releases(&here);
+        assert!(timeout(100 * MILLI, here.lease("k").acquire()).await.is_err());
+        sleep(SECOND).await;
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_backed_out_is_no_other_reader() {
+        let (_, here, there) = pair();
+        let writer = there.rw("k").write().acquire().await.unwrap();
+        no_releases(&here);
+        unavailable(here.rw("k").read().try_acquire().await);
+        writer.release().await.unwrap();
+        not_refused(here.rw("k").write().try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_whose_caller_has_gone_while_it_was_claimed_is_before_nobody() {
+        let (store, here, there) = pair();
+        let held = there.lease("k").acquire().await.unwrap();
+        // The first look for tickets, and the claim of the lease, are fast.
+        here.store().faults().script(Operation::Acquire, [Failure::None, Failure::Slow(100 * MILLI)]);
+        no_releases(&here);
+        assert!(timeout(80 * MILLI, here.lease("k").fair().acquire()).await.is_err());
+        sleep(100 * MILLI).await;
+        held.release().await.unwrap();
+        let tickets = store.lease_list("k/queue/", 10).await.unwrap();
+        assert_eq!(tickets.len(), 1, "precondition");
+        assert_eq!(tickets[0].info.holder, **here.0.keeper.holder(), "precondition: it is of this process");
+        not_refused(here.lease("k").fair().try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn permits_that_a_request_gives_back_are_not_held_by_others() {
+        let (store, here, there) = pair();
+        let one = async || there.semaphore("k", 2).acquire().await.unwrap();
+        let mut leases = vec![one().await, one().await];
+        let gathering = tokio::spawn(here.semaphore("k", 2).take(2).wait(60 * SECOND).acquire());
+        sleep(SECOND).await;
+        leases.pop().unwrap().release().await.unwrap();
+        sleep(SECOND).await;
+        store.steal("k/permit/gather").unwrap();
+        no_releases(&here);
+        let claim = Claim::new("k/permit/gather", Token::random(), Arc::from("another"), 12 * SECOND);
+        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        // The theft is noticed by a renewal (ttl 30 s), and the gathered permit is given back.
+        sleep(11 * SECOND).await;
+        gathering.abort();
+        sleep(MILLI).await;
+        leases.pop().unwrap().release().await.unwrap();
+        store.lease_release(&Key::from("k/permit/gather"), claim.token, Duration::ZERO).await.unwrap();
+        let holder = here.0.keeper.holder().clone();
+        let held = store.lease_list("k/permit/", 10).await.unwrap();
+        let of_permits: Vec<_> = held.iter().filter(|it| !it.info.key.contains("queue")).collect();
+        assert!(of_permits.len() == 1 && of_permits[0].info.holder == *holder, "precondition: {of_permits:?}");
+        not_refused(here.semaphore("k", 2).take(2).try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_executed_and_failed_is_no_other_holder() {
+        let here = Leases::new(Scripted::new(Profile::default()));
+        here.store().store.faults().script(Operation::Release, [Failure::Refused; 1000]);
+        here.store().fail(Call::Acquire, [failed(Fault::Other)]);
+        assert!(here.lease("k").try_acquire().await.is_err());
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_of_many_claims_leaves_no_other_holder() {
+        let (_, here, _) = pair();
+        no_releases(&here);
+        lost(&here);
+        unavailable(here.lease("k").try_acquire().await);
+        here.store().faults().script(Operation::Acquire, [Failure::Refused; 200]);
+        for _ in 0..200 {
+            unavailable(here.lease("k").try_acquire().await);
+        }
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permit_of_a_larger_semaphore_is_not_counted() {
+        let (_, here, there) = pair();
+        no_releases(&here);
+        lost(&here);
+        unavailable(here.semaphore("k", 1).try_acquire().await);
+        unavailable(here.semaphore("k", 1).try_acquire().await);
+        // It blocks nobody who asks for one of one.
+        let _beyond = there.lease("k/permit/1").acquire().await.unwrap();
+        not_refused(here.semaphore("k", 1).try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_ticket_of_a_caller_is_no_permit_that_others_hold() {
+        let (_, here, _) = pair();
+        no_releases(&here);
+        lost(&here);
+        unavailable(here.semaphore("k", 1).try_acquire().await);
+        let first = here.semaphore("k", 1).wait(3 * SECOND).acquire();
+        let second = async {
+            sleep(10 * MILLI).await;
+            here.semaphore("k", 1).wait(SECOND).acquire().await
+        };
+        let (first, second) = tokio::join!(first, second);
+        unavailable(first);
+        not_refused(second.map(Some));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_of_a_writer_that_waits_is_not_that_of_another_process() {
+        let (_, here, _) = pair();
+        no_releases(&here);
+        lost(&here);
+        unavailable(here.rw("k").read().try_acquire().await);
+        let first = here.rw("k").write().wait(3 * SECOND).acquire();
+        let second = async {
+            sleep(10 * MILLI).await;
+            here.rw("k").write().wait(SECOND).acquire().await
+        };
+        let (first, second) = tokio::join!(first, second);
+        unavailable(first);
+        not_refused(second.map(Some));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_in_the_queue_of_the_store_is_given_up_with_its_request() {
+        let here = Leases::new(Queueing::default());
+        let there = Leases::new(Queueing { store: here.store().store.client(), places: here.store().places.clone() });
+        let held = there.lease("k").acquire().await.unwrap();
+        assert!(timeout(SECOND, here.lease("k").acquire()).await.is_err());
+        here.store().store.faults().script(Operation::Release, [Failure::Refused; 5]);
+        held.release().await.unwrap();
+        assert_eq!(here.store().places.lock().len(), 1, "precondition");
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_release_has_found_is_no_leftover() {
+        let here = Leases::new(Scripted::new(Profile::default()));
+        here.store().store.faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        unavailable(here.lease("k").try_acquire().await);
+        sleep(SECOND).await;
+        assert_eq!((here.show("k").await.unwrap(), here.store().calls(Call::Release)), (None, 1), "precondition");
+        sleep(GONE_LASTS).await;
+        assert!(
+            here.0.leftovers.of(Keys::These(&[Key::from("k")])) == Left::Nothing,
+            "a note is left, though its release was answered"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_release_of_a_permit_has_found_is_no_leftover() {
+        let (_, here, _) = pair();
+        lost(&here);
+        unavailable(here.semaphore("k", 1000).try_acquire().await);
+        for _ in 0..10 {
+            let permit: Lease<_> = here.semaphore("k", 1000).acquire().await.unwrap();
+            permit.release().await.unwrap();
+        }
+        sleep(GONE_LASTS).await;
+        assert!(
+            here.0.leftovers.of(Keys::Below("k/permit/")) == Left::Nothing,
+            "a note is left, though its release was answered"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_says_nothing_of_a_claim_that_is_later_than_it() {
+        let (_, here, there) = pair();
+        let held = there.lease("k").acquire().await.unwrap();
+        no_releases(&here);
+        here.store().faults().script(Operation::Look, [Failure::Slow(40 * MILLI)]);
+        let first = tokio::spawn(here.lease("k").wait(Duration::ZERO).acquire());
+        sleep(25 * MILLI).await;
+        held.release().await.unwrap();
+        lost(&here);
+        unavailable(here.lease("k").try_acquire().await);
+        assert!(first.await.unwrap().unwrap_err().is_contended(), "precondition");
+        not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_of_a_request_that_waits_counts_beside_one_that_was_given_up() {
+        for fair in [true, false] {
+            let (store, here, there) = pair();
+            let held = there.lease("k").acquire().await.unwrap();
+            no_releases(&here);
+            assert!(timeout(80 * MILLI, here.lease("k").fair().acquire()).await.is_err());
+            let request = if fair { here.lease("k").fair() } else { here.lease("k") };
+            let waiting = tokio::spawn(request.wait(60 * SECOND).acquire());
+            sleep(SECOND).await;
+            assert!(!waiting.is_finished());
+            let live = store.lease_list("k/queue/", 10).await.unwrap().len();
+            here.store().faults().heal();
+            held.release().await.unwrap();
+            let passes = here.lease("k").fair().try_acquire().await;
+            assert!(matches!(passes, Ok(None)), "{fair} {live}: {passes:?}");
+            drop(waiting.await.unwrap().unwrap());
+        }
+    }
+}
