@@ -45,7 +45,7 @@ struct Taken<S: LeaseStore> {
     place_in_store: Option<Guard<OpenClaim<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
-    /// The reason why the last unanswered attempt got no answer, if the store gave one.
+    /// The reason why the last attempt got no answer, if the store gave one.
     silence_reason: Option<Error>,
     /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews
     /// earlier.
@@ -182,8 +182,10 @@ impl<S: LeaseStore> Pending<S> {
         self.taken.lock().in_the_way = Some(key);
     }
 
-    pub(super) fn set_silence_reason(&self, err: Error) {
-        self.taken.lock().silence_reason = Some(err);
+    pub(super) fn set_silence_reason(&self, reason: Option<Error>) {
+        let before = std::mem::replace(&mut self.taken.lock().silence_reason, reason);
+        // Dropped after the mutex is unlocked.
+        drop(before);
     }
 
     pub(super) fn take_silence_reason(&self) -> Option<Error> {

@@ -48,14 +48,17 @@ const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 /// The result of an attempt. An error after which another attempt may help is no answer. If another transaction undid a
 /// statement of the attempt, this is a refusal: others ask for the lease at this moment.
 pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result<Outcome<T>>) -> Result<Outcome<T>> {
-    match outcome {
+    let answer = match outcome {
         Err(err) if is_silence(&err) => {
-            pending.set_silence_reason(err);
-            Ok(Outcome::Silent)
+            pending.set_silence_reason(Some(err));
+            return Ok(Outcome::Silent);
         }
+        Ok(Outcome::Silent) => return Ok(Outcome::Silent),
         Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
-        outcome => outcome,
-    }
+        answer => answer,
+    };
+    pending.set_silence_reason(None);
+    answer
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
@@ -219,7 +222,11 @@ mod tests {
 
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
-        lease::store::{Acquired, LeaseRecord, Profile, pass_on},
+        lease::{
+            queue::wait::Outcome,
+            request::{pending::Pending, refused::understood},
+            store::{Acquired, LeaseRecord, Profile, pass_on},
+        },
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -237,6 +244,23 @@ mod tests {
         let err = acquired.unwrap_err();
         assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
         assert!(err.key().is_some_and(|it| it.starts_with('k')), "{err:?}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_the_reason_of_a_silence() {
+        let pending = Pending::<MemoryStore>::default();
+        let silent = || {
+            understood::<_, ()>(&pending, Err(failed(Fault::Contended))).unwrap();
+            understood::<_, ()>(&pending, Ok(Outcome::Silent)).unwrap();
+        };
+        silent();
+        assert!(pending.take_silence_reason().is_some());
+        let answers = [Ok(Outcome::Held { free_in: None }), Ok(Outcome::Done(())), Err(failed(Fault::Serialization))];
+        for answer in answers {
+            silent();
+            understood(&pending, answer).unwrap();
+            assert!(pending.take_silence_reason().is_none());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -139,6 +139,7 @@ fn in_a_transaction(conn: &PgConnection) -> bool {
 
 /// One of lockkit's own statements, with values of lockkit's own types.
 pub(super) fn query<'q>(sql: impl SqlSafeStr) -> Statement<'q> {
+    // No statement has more values.
     Statement { sql: sql.into_sql_str(), values: Vec::with_capacity(8) }
 }
 
@@ -185,6 +186,7 @@ impl<'q> Statement<'q> {
 
     fn arguments(&self) -> sqlx::Result<PgArguments> {
         let mut arguments = PgArguments::default();
+        // Their bytes, with a key of some 60: one allocation for most statements.
         arguments.reserve(self.values.len(), 128);
         for value in &self.values {
             value.add_to(&mut arguments).map_err(sqlx::Error::Encode)?;
