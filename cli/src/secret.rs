@@ -14,14 +14,15 @@ impl Secrets {
         let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@'));
         let typed = user.and_then(|(user, _)| user.split_once(':')).map(|(_, password)| password.to_owned());
         let option = url.split("password=").skip(1).filter_map(|it| it.split('&').next().map(str::to_owned));
-        // If it has ended that part, a driver may say what it takes for a path or an option.
-        let whole = if parsed.is_none() { typed.clone() } else { None };
+        // If it has ended that part, a driver may say what it takes for a host, a path or an option.
+        let is_part = |typed: &String| parsed.as_ref().is_none_or(|it| percent_decoded(it) != percent_decoded(typed));
+        let whole = typed.clone().filter(is_part);
         for written in parsed.into_iter().chain(typed).chain(option) {
             let meant = percent_decoded(&written);
             self.0.extend([written, meant].into_iter().filter(|it| !it.is_empty()));
         }
         for text in whole.iter().flat_map(|it| [percent_decoded(it), it.clone()]) {
-            let parts = text.split(['/', '?', '#', '&', '=', '+', ' ']).filter(|it| it.len() > 3);
+            let parts = text.split(['/', '?', '#', '&', '=', '+', ' ', '@', ':']).filter(|it| it.len() > 3);
             self.0.extend(parts.map(str::to_owned));
         }
     }
@@ -45,7 +46,7 @@ impl Secrets {
 }
 
 fn percent_decoded(text: &str) -> String {
-    let query = format!("p={}", text.replace('+', "%2B"));
+    let query = format!("p={}", text.replace('+', "%2B").replace('&', "%26"));
     url::form_urlencoded::parse(query.as_bytes()).next().map(|it| it.1.into_owned()).unwrap_or_default()
 }
 
@@ -74,7 +75,16 @@ mod tests {
         secrets.add("postgres://app@db:1/shop?password=x@s3cret&port=y");
         assert_eq!(secrets.hidden_in("`1/shop?password=x@s3cret`, `x@s3cret`"), "`***`, `***`");
         let mut secrets = Secrets::default();
-        secrets.add("postgres://app:s3cret@db/shop?application_name=me@here");
+        secrets.add("postgres://app:p@s3cret/w?half=sesame@db/shop");
+        assert_eq!(
+            secrets.hidden_in("no host `s3cret`, no option `half=sesame`"),
+            "no host `***`, no option `***=***`"
+        );
+        let mut secrets = Secrets::default();
+        secrets.add("sqlite://app:1&2/?3+s3cret%21@db");
+        assert_eq!(secrets.hidden_in("unknown parameter `3 s3cret!@db`"), "unknown parameter `3 ***@db`");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres://app:s3cret@db/shop");
         assert_eq!(secrets.hidden_in("no `s3cret` in `shop`"), "no `***` in `shop`");
         assert_eq!(Secrets::default().hidden_in("nothing"), "nothing");
     }
