@@ -188,7 +188,7 @@ impl World {
     }
 
     /// The caller was told that somebody has the lease.
-    pub(crate) fn is_refused(&mut self, process: usize, number: u64) {
+    pub(crate) fn is_refused(&mut self, process: usize, number: u64, needs_one: bool) {
         let at = self.time_of(process);
         self.sees_holders(at);
         let asked: Vec<_> = {
@@ -200,7 +200,8 @@ impl World {
             let is_trusted = caller.was_trusted || self.trusts_any(process, name);
             is_trusted || self.refusals.is_known(process, name, *caller, at)
         };
-        if !asked.iter().any(is_known) {
+        let is_right = if needs_one { asked.iter().all(is_known) } else { asked.iter().any(is_known) };
+        if !is_right {
             let names: Vec<_> = asked.iter().map(|it| it.0).collect();
             self.violation(format!("p{process} was told that somebody has `{}`, and nobody had", names.join("`, `")));
         }

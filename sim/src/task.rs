@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{
-    Error, Fault, Key, Lease, LeaseRequest, Leases, OnLost, Released, Result,
+    Error, Key, Lease, LeaseRequest, Leases, OnLost, Released, Result,
     testing::simulation::{self, LeaseTx, observer, token},
 };
 use tokio::time::{sleep, timeout};
@@ -48,9 +48,7 @@ impl Task {
             if let Err(err) = self.does(what).await {
                 let mut world = self.world.lock();
                 world.log_of(self.process, || format!("error: {err}"));
-                // A short wait may be over before the first answer.
-                let is_silence = matches!(err, Error::Database { fault: Fault::Unavailable, .. });
-                let is_expected = (err.is_contended() || is_silence) && !asks_for_long;
+                let is_expected = err.is_contended() && !asks_for_long;
                 if world.judge.is_calm && !is_expected {
                     world.violation(format!("p{} got an error in a calm run: {err}", self.process));
                 }
@@ -93,7 +91,8 @@ impl Task {
             }
             What::Run { key, terms, continues, body, work } => self.runs(key, terms, continues, body, work).await?,
             What::Any { work } => {
-                let lease = self.asks(["a", "b"]).told(self.leases.any(["a", "b"]).wait(long).acquire().await)?;
+                let lease =
+                    self.asks(["a", "b"]).of_any().told(self.leases.any(["a", "b"]).wait(long).acquire().await)?;
                 self.works(lease, Kind::Alone, work).await;
             }
             What::All { hold, commits } => self.takes_all(hold, commits).await?,
@@ -481,7 +480,7 @@ impl Task {
     /// The caller asks for leases with these names from now on.
     fn asks(&self, names: impl IntoIterator<Item = &'static str>) -> Asks {
         let number = self.world.lock().asks(self.process, names);
-        Asks { world: self.world.clone(), process: self.process, number }
+        Asks { world: self.world.clone(), process: self.process, number, needs_one: false }
     }
 
     /// The caller waits in the queue of the key from now on.
@@ -498,9 +497,16 @@ struct Asks {
     world: Shared,
     process: usize,
     number: u64,
+    /// One of the leases is enough.
+    needs_one: bool,
 }
 
 impl Asks {
+    fn of_any(mut self) -> Self {
+        self.needs_one = true;
+        self
+    }
+
     /// What the caller is told.
     fn told<T>(self, told: Result<T>) -> Result<T> {
         if told.as_ref().is_err_and(Error::is_contended) {
@@ -518,7 +524,7 @@ impl Asks {
     }
 
     fn is_refused(&self) {
-        self.world.lock().is_refused(self.process, self.number);
+        self.world.lock().is_refused(self.process, self.number, self.needs_one);
     }
 }
 

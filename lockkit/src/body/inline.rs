@@ -30,41 +30,49 @@ const LONG: Duration = Duration::from_millis(50);
 
 /// The work that runs in the tasks of its callers, in the order of its beginning. Some may have ended.
 #[derive(Default)]
-pub(crate) struct Inline(PerRuntime<Weak<dyn Work>>);
+pub(crate) struct Inline(PerRuntime<Running>);
+
+struct Running {
+    begun: Instant,
+    work: Weak<dyn Work>,
+}
 
 impl Inline {
     /// Does the work in the task of the caller for as long as that polls it, for [`LONG`] at most, and then in a task.
-    pub(crate) async fn run<T: Send + 'static>(
+    pub(crate) fn run<T: Send + 'static>(
         &self,
         doing: &'static str,
         work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        let place = Mutex::new(Place::Inline { work: Box::pin(work), caller: Waker::noop().clone() });
-        let work = Arc::new(Shared { place, begun: Instant::now(), runtime: Handle::current() });
-        if let Some(list) = self.0.push(Arc::downgrade(&work) as _) {
-            list.check_every(LONG / 2, |running| {
-                running.retain(|it| it.strong_count() > 0);
-                let long: Vec<_> = running.iter().map_while(|it| it.upgrade().filter(|it| it.is_long())).collect();
-                move || long.iter().for_each(|it| it.continue_in_task())
-            });
+    ) -> impl Future<Output = Result<T>> {
+        // Before there is a future that has room for it.
+        let work = Box::pin(work);
+        async move {
+            let place = Mutex::new(Place::Inline { work, caller: Waker::noop().clone() });
+            let work = Arc::new(Shared { place, runtime: Handle::current() });
+            let weak: Weak<Shared<T>> = Arc::downgrade(&work);
+            if let Some(list) = self.0.push(Running { begun: Instant::now(), work: weak }) {
+                list.check_every(LONG / 2, |running| {
+                    running.retain(|it| it.work.strong_count() > 0);
+                    let long = running.iter().take_while(|it| it.begun.elapsed() >= LONG);
+                    let long: Vec<_> = long.filter_map(|it| it.work.upgrade()).collect();
+                    move || long.iter().for_each(|it| it.continue_in_task())
+                });
+            }
+            let caller = Guard::new(Caller(work));
+            let done = poll_fn(|cx| caller.0.poll(cx, doing)).await;
+            drop(caller.defuse());
+            done
         }
-        let caller = Guard::new(Caller(work));
-        let done = poll_fn(|cx| caller.0.poll(cx, doing)).await;
-        drop(caller.defuse());
-        done
     }
 }
 
 trait Work: Send + Sync {
-    fn is_long(&self) -> bool;
-
     /// Lets it continue in a task, unless it is there already, is polled at this moment, or has ended.
     fn continue_in_task(&self);
 }
 
 struct Shared<T> {
     place: Mutex<Place<T>>,
-    begun: Instant,
     runtime: Handle,
 }
 
@@ -99,10 +107,6 @@ impl<T: Send + 'static> Shared<T> {
 }
 
 impl<T: Send + 'static> Work for Shared<T> {
-    fn is_long(&self) -> bool {
-        self.begun.elapsed() >= LONG
-    }
-
     fn continue_in_task(&self) {
         let mut place = self.place.lock();
         match mem::replace(&mut *place, Place::Taken) {
@@ -121,7 +125,11 @@ struct Caller<T: Send + 'static>(Arc<Shared<T>>);
 
 impl<T: Send + 'static> Hold for Caller<T> {
     fn abandon(self) {
-        self.0.continue_in_task();
+        let place = mem::replace(&mut *self.0.place.lock(), Place::Taken);
+        // After the mutex is unlocked: on a runtime that has ended, it is dropped here.
+        if let Place::Inline { work, .. } = place {
+            self.0.runtime.spawn(work);
+        }
     }
 }
 

@@ -50,7 +50,7 @@ enum Claimed {
     Answered(Acquired),
     /// No answer came.
     Silent,
-    /// The store says nothing of this claim, and may have taken the lease.
+    /// The batch failed, and may have taken the lease.
     Open,
 }
 
@@ -99,7 +99,10 @@ async fn acquire_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runne
             Ok(Some(acquired)) => {
                 let mut answers = acquired.into_iter();
                 for waiter in waiters {
-                    waiter.answer(answers.next().flatten().map_or(Claimed::Open, Claimed::Answered));
+                    match answers.next().flatten() {
+                        Some(acquired) => waiter.answer(Claimed::Answered(acquired)),
+                        None => waiter.goes_alone(),
+                    }
                 }
             }
             Ok(None) => waiters.into_iter().for_each(|it| it.answer(Claimed::Silent)),

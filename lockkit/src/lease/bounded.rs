@@ -7,6 +7,7 @@
 use std::{
     future::Future,
     io::{self, ErrorKind},
+    pin::{self, pin},
     time::Duration,
 };
 
@@ -118,7 +119,7 @@ impl<S: LeaseStore> Bounded<S> {
 
     /// Returns `None` if no answer came.
     pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Option<Acquired>> {
-        self.answer(limit_for(claim.ttl), self.store.lease_acquire(claim)).await.transpose()
+        self.answer(limit_for(claim.ttl), pin!(self.store.lease_acquire(claim))).await.transpose()
     }
 
     /// Returns `None` if no answer came. The limit grows with the number of claims, because a store may take one lease
@@ -126,34 +127,34 @@ impl<S: LeaseStore> Bounded<S> {
     pub(crate) async fn acquire_all(&self, claims: &[Claim]) -> Result<Option<AcquiredAll>> {
         let each = EACH * u32::try_from(claims.len()).unwrap_or(u32::MAX);
         let limit = claims.first().map_or(LIMIT, |it| limit_for(it.ttl)).max(each);
-        self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
+        self.answer(limit, pin!(self.store.lease_acquire_all(claims))).await.transpose()
     }
 
     /// Returns `None` if no answer came before the first limit of these claims.
     pub(crate) async fn acquire_each(&self, claims: &[Claim]) -> Result<Option<Vec<Option<Acquired>>>> {
         let limit = claims.iter().map(|it| limit_for(it.ttl)).min().unwrap_or(LIMIT);
-        self.answer(limit, self.store.lease_acquire_each(claims)).await.transpose()
+        self.answer(limit, pin!(self.store.lease_acquire_each(claims))).await.transpose()
     }
 
     pub(crate) async fn look(&self, key: &Key, limit: Duration) -> Result<Option<LeaseRecord>> {
-        let answer = self.answer(limit, self.store.lease_look(key)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_look(key))).await;
         self.or_silence("looking at lease", Some(key), answer).await
     }
 
     pub(crate) async fn renew(&self, renewals: &[Renewal], limit: Duration) -> Result<Vec<Answer>> {
-        let answer = self.answer(limit, self.store.lease_renew(renewals)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_renew(renewals))).await;
         self.or_silence("renewing leases", renewals.first().map(|it| &it.key), answer).await
     }
 
     pub(crate) async fn release(&self, release: &Release, limit: Duration) -> Result<Answer> {
         let Release { key, token, min_hold } = release;
-        let answer = self.answer(limit, self.store.lease_release(key, *token, *min_hold)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_release(key, *token, *min_hold))).await;
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
     /// As [`release`](Self::release), of a lease that no transaction has pinned.
     pub(crate) async fn release_unpinned(&self, key: &Key, token: Token, limit: Duration) -> Result<Answer> {
-        let answer = self.answer(limit, self.store.lease_release_unpinned(key, token)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_release_unpinned(key, token))).await;
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
@@ -176,28 +177,28 @@ impl<S: LeaseStore> Bounded<S> {
     }
 
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
-        let answer = self.answer(LIMIT, self.store.lease_release_all(releases)).await;
+        let answer = self.answer(LIMIT, pin!(self.store.lease_release_all(releases))).await;
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 
     /// Releases leases that no transaction has pinned.
     pub(crate) async fn release_all_unpinned(&self, releases: &[Release], limit: Duration) -> Result<Vec<Answer>> {
-        let answer = self.answer(limit, self.store.lease_release_all_unpinned(releases)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_release_all_unpinned(releases))).await;
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 
     pub(crate) async fn list(&self, prefix: &str, most: u32, limit: Duration) -> Result<Vec<LeaseRecord>> {
-        let answer = self.answer(limit, self.store.lease_list(prefix, most)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_list(prefix, most))).await;
         self.or_silence("listing leases", None, answer).await
     }
 
     pub(crate) async fn expired(&self, prefix: &str, most: u32, limit: Duration) -> Result<Vec<(Key, Previous)>> {
-        let answer = self.answer(limit, self.store.lease_expired(prefix, most)).await;
+        let answer = self.answer(limit, pin!(self.store.lease_expired(prefix, most))).await;
         self.or_silence("listing leases", None, answer).await
     }
 
     pub(crate) async fn sweep(&self, retention: Duration, most: u32) -> Result<u64> {
-        let answer = self.answer(LIMIT, self.store.lease_sweep(retention, most)).await;
+        let answer = self.answer(LIMIT, pin!(self.store.lease_sweep(retention, most))).await;
         self.or_silence("sweeping leases", None, answer).await
     }
 
@@ -213,7 +214,11 @@ impl<S: LeaseStore> Bounded<S> {
         reason.unwrap_or_else(|| no_answer(doing, key))
     }
 
-    async fn answer<T>(&self, limit: Duration, call: impl Future<Output = Result<T>>) -> Option<Result<T>> {
+    async fn answer<T, F: Future<Output = Result<T>>>(
+        &self,
+        limit: Duration,
+        call: pin::Pin<&mut F>,
+    ) -> Option<Result<T>> {
         let asked = Instant::now();
         let answer =
             if self.store.profile().always_answers { Some(call.await) } else { timeout(limit, call).await.ok() };

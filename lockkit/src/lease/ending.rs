@@ -121,8 +121,7 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
     Ok(Released::AlreadyLost)
 }
 
-/// Releases the lease of a request that does not deliver it: at once, and without waking waiters, for whom nothing has
-/// changed.
+/// Releases the lease of a request that does not deliver it: at once, and without waking waiters.
 pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
@@ -198,7 +197,7 @@ mod tests {
 
     use crate::{
         Error, LeaseStore, Leases,
-        testing::{MemoryStore, Operation},
+        testing::{Failure, MemoryStore, Operation},
     };
 
     use super::*;
@@ -292,6 +291,25 @@ mod tests {
             assert_eq!((before, after), (2, 1), "the read lease alone is left");
             assert!(waiting.await.unwrap().is_err());
         }
+    }
+
+    #[test]
+    fn a_release_whose_runtime_ends_goes_on_on_another() {
+        let runtime = || runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let (first, second) = (runtime(), runtime());
+        let leases = Leases::new(MemoryStore::new());
+        let _kept = second.block_on(leases.lease("other").acquire()).unwrap();
+        first.block_on(async {
+            let lease = leases.lease("k").acquire().await.unwrap();
+            leases.store().faults().script(Operation::Release, [Failure::Silent]);
+            drop(lease);
+            tokio::task::yield_now().await;
+        });
+        drop(first);
+        second.block_on(async {
+            sleep(TTL).await;
+            assert_eq!(leases.show("k").await.unwrap(), None);
+        });
     }
 
     #[tokio::test(start_paused = true)]

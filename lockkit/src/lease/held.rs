@@ -235,7 +235,8 @@ impl<S: LeaseStore> Lease<S> {
         self.kept.deliver();
     }
 
-    /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
+    /// Releases a lease that was granted a moment ago. Does not wake waiters, for whom nothing has changed. A writer
+    /// that has seen this reader asks again after its pause.
     pub(super) async fn back_out(self) -> Result<()> {
         let _unfinished = self.inner.keeper.unfinished();
         // Dropped before that, and so released in the background while it still counts.

@@ -194,6 +194,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
     fn abandon(self) {
         let Self { kept, inner, unfinished, .. } = self;
         kept.on(Event::Unanswered);
+        inner.leftovers.note(&kept.key, kept.token);
         release_later(inner, kept, unfinished, Vec::new());
     }
 }
@@ -356,6 +357,27 @@ mod tests {
         });
         ran.await.unwrap();
         drop(leases.lease("k").acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_a_commit_leaves_behind_is_no_other_holder() {
+        for is_answered in [true, false] {
+            let leases = leases();
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let waiter = tokio::spawn(leases.lease("k").acquire());
+            sleep(TTL / 1000).await;
+            let committing = lease.begin_commit(true);
+            assert!(committing.hands_over());
+            waiter.abort();
+            sleep(TTL / 1000).await;
+            leases.store().faults().slow(TTL / 100);
+            if is_answered {
+                Committing::committed(committing);
+            } else {
+                drop(committing);
+            }
+            assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ pub(super) struct Inner<S: LeaseStore> {
     pub(super) queues: Queues<Lease<S>>,
     /// The claims and releases in flight.
     pub(super) calls: Calls,
-    /// What this process may have left in the store.
+    /// What these `Leases` may have left in the store.
     pub(super) leftovers: Leftovers,
     /// The claims that run in the tasks of their callers.
     pub(super) inline: Inline,

@@ -1,4 +1,4 @@
-//! What this process may have left in the store, and nobody here has: claims without an answer, and leases that are to
+//! What the `Leases` may have left in the store, and nobody here has: claims without an answer, and leases that are to
 //! be released. Knows no store.
 //!
 //! | event | becomes a leftover | is none any more |
@@ -7,9 +7,9 @@
 //! | a claim that is granted, or refused for good | | yes |
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | a lease that no caller got, and whose release begins | yes | |
-//! | the release of a caller's lease, without an answer | yes | |
+//! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
-//! | a release that has not found a place in the queue of the store | | soon |
+//! | a release that has not found it, of a claim that was answered | | soon |
 //!
 //! It stays one if its release finds nothing: a claim may still be on its way, and a lease that had expired is held
 //! again if the clock is set back.
@@ -36,7 +36,7 @@ use crate::{
     value::{key::Key, token::Token},
 };
 
-/// For how long a leftover counts.
+/// For how long a leftover counts after it was noted, or seen.
 const LASTS: Duration = Duration::from_mins(10);
 
 /// For how long one counts that a release has found: until what was asked before is answered.
@@ -45,7 +45,7 @@ const GONE_LASTS: Duration = Duration::from_secs(2);
 /// How many of the last leftovers of a key are known.
 const MOST: usize = 256;
 
-/// What this process may have left in the store.
+/// What the `Leases` may have left in the store.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     noted: Mutex<Noted>,
@@ -260,7 +260,8 @@ mod tests {
         leftovers.absent(&key, Instant::now());
         assert_eq!(of(), Left::Absent);
         leftovers.note(&key, second);
-        assert_eq!(of(), Left::Perhaps);
+        leftovers.absent(&key, Instant::now());
+        assert_eq!(of(), Left::Perhaps, "it may have arrived in the same instant");
         tokio::time::advance(Duration::from_millis(1)).await;
         leftovers.absent(&key, Instant::now());
         assert!(!leftovers.recognises(&key, Token::random()));
@@ -294,6 +295,26 @@ mod tests {
         }
         assert!(leftovers.noted.lock().by_key.len() <= 16);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn leftovers_are_looked_through_when_their_number_has_doubled() {
+        let leftovers = Leftovers::default();
+        for number in 0..20 {
+            leftovers.note(&Key::from(format!("{number}")), Token::random());
+        }
+        assert_eq!(leftovers.noted.lock().room, 32);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leftover_that_is_noted_again_takes_the_place_of_no_other() {
+        let (leftovers, key) = (Leftovers::default(), Key::from("k"));
+        let [first, second] = [(); 2].map(|()| Token::random());
+        leftovers.note(&key, first);
+        for _ in 0..MOST {
+            leftovers.note(&key, second);
+        }
+        assert!(leftovers.recognises(&key, first));
+    }
 }
 
 /// The promise that `Contended` never stands for what this process itself has left in the store.
@@ -301,7 +322,10 @@ mod tests {
 mod refusals {
     use std::{future::pending, sync::Arc};
 
-    use tokio::time::sleep;
+    use tokio::{
+        task::{JoinSet, yield_now},
+        time::sleep,
+    };
 
     use crate::{
         Error, Fault, Lease, LeaseStore, Leases,
@@ -440,6 +464,112 @@ mod refusals {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_over_before_the_queue_has_an_answer_gets_that_answer() {
+        for wait in [Duration::ZERO, 2 * MILLI] {
+            let (_, here, _) = pair();
+            let started = Instant::now();
+            here.store().faults().script(Operation::Acquire, [Failure::Slow(20 * MILLI)]);
+            let second = async {
+                yield_now().await;
+                here.lease("k").wait(wait).acquire().await.map(drop)
+            };
+            let (first, second) = tokio::join!(here.lease("k").acquire(), second);
+            assert!(first.unwrap().is_trusted() && second.unwrap_err().is_contended());
+            assert!(started.elapsed() < 30 * MILLI, "{:?}", started.elapsed());
+            assert_eq!(here.health().unreachable_for, None);
+        }
+        // The first caller is told that it is held, and waits on.
+        let here = Leases::new(Scripted::new(Profile::default()));
+        here.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+        let first = tokio::spawn(here.lease("k").acquire());
+        yield_now().await;
+        let started = Instant::now();
+        assert!(here.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err().is_contended());
+        assert!(started.elapsed() < 30 * MILLI, "{:?}", started.elapsed());
+        first.abort();
+
+        let (_, here, _) = pair();
+        here.store().faults().script(Operation::Acquire, [Failure::Silent; 1000]);
+        let second = async {
+            yield_now().await;
+            here.lease("k").wait(Duration::ZERO).acquire().await.map(drop)
+        };
+        let (first, second) = tokio::join!(here.lease("k").wait(SECOND).acquire(), second);
+        unavailable(first);
+        unavailable(second);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_attempt_of_a_caller_learns_what_those_before_it_learn() {
+        // A release is tried every 0.4 s.
+        let here = Leases::builder(MemoryStore::new()).ttl(4 * SECOND).build().unwrap();
+        lost(&here);
+        no_releases(&here);
+        unavailable(here.lease("k").try_acquire().await);
+        let first = here.lease("k").wait(SECOND).acquire();
+        let second = async {
+            yield_now().await;
+            here.lease("k").acquire().await
+        };
+        let healed = async {
+            sleep(SECOND + 50 * MILLI).await;
+            here.store().faults().heal();
+            here.store().faults().script(Operation::Acquire, [Failure::Slow(40 * MILLI)]);
+        };
+        let (first, second, ()) = tokio::join!(first, second, healed);
+        assert!(second.unwrap().is_trusted());
+        assert!(first.unwrap_err().is_contended());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_is_answered_is_not_on_its_way() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
+        drop(leases.all(["a", "b"]).try_acquire().await.unwrap().expect("it is asked again"));
+        let keys = ["a", "b"].map(Key::from);
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys)), Left::Absent);
+        sleep(GONE_LASTS).await;
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys)), Left::Nothing);
+    }
+
+    /// A store whose batches take nothing.
+    #[derive(Clone, Default)]
+    struct OneByOne {
+        store: MemoryStore,
+    }
+
+    impl LeaseStore for OneByOne {
+        pass_on!(lease_acquire, lease_look, lease_renew, lease_release, lease_list, lease_sweep);
+
+        fn profile(&self) -> Profile {
+            Profile { batches: true, ..Profile::default() }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_a_batch_did_not_take_leaves_nothing() {
+        let here = Leases::new(OneByOne::default());
+        let there = Leases::new(here.store().store.client());
+        let keys: Vec<_> = (0..40).map(|it| Key::from(format!("k{it}"))).collect();
+        let mut held = JoinSet::new();
+        for key in &keys {
+            let (there, key) = (there.clone(), key.clone());
+            held.spawn(async move { there.lease(key).acquire().await.unwrap() });
+        }
+        let _held = held.join_all().await;
+        here.store().store.faults().slow(10 * MILLI);
+        let mut tries = JoinSet::new();
+        for key in &keys {
+            let (here, key) = (here.clone(), key.clone());
+            tries.spawn(async move { here.lease(key).try_acquire().await.unwrap().is_none() });
+        }
+        assert!(tries.join_all().await.into_iter().all(|it| it));
+        sleep(SECOND).await;
+        assert_eq!(here.0.leftovers.of(Keys::These(&keys)), Left::Nothing);
+        assert_eq!(here.store().store.faults().calls(Operation::Release), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_release_without_an_answer_leaves_no_other_holder() {
         let (_, here, _) = pair();
         let lease = here.lease("k").acquire().await.unwrap();
@@ -456,6 +586,16 @@ mod refusals {
         assert!(timeout(100 * MILLI, here.lease("k").acquire()).await.is_err());
         sleep(SECOND).await;
         not_refused(here.lease("k").try_acquire().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_grant_that_its_caller_got_is_another_holder() {
+        let (_, here, _) = pair();
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(FIRST_ANSWER + 100 * MILLI)]);
+        let lease = here.lease("k").acquire().await.unwrap();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended());
+        drop(lease);
     }
 
     #[tokio::test(start_paused = true)]

@@ -46,7 +46,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 
     /// Takes each of these leases that it can take at once. The claims are in the order of their keys, without
     /// duplicates, and with one holder. Answers for each in the same order: `None` for a claim that must be sent alone,
-    /// with the same token.
+    /// with the same token, and that has taken nothing so far.
     ///
     /// Only called with [`Profile::batches`]. By default, takes nothing.
     fn lease_acquire_each(&self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Acquired>>>> + Send {

@@ -19,11 +19,16 @@ use crate::{
         starved::leases_starved,
     },
     value::{
-        error::{Error, Result},
+        error::{Error, Fault, Result},
         key::Key,
         token::Token,
     },
 };
+
+/// Why a batch of claims is no answer to those that it did not take.
+#[derive(Debug, thiserror::Error)]
+#[error("an earlier connection ended before it answered the same claims, and may have taken their leases")]
+struct SentBefore;
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
@@ -67,17 +72,19 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let answer = on_living_connection!(
             self,
             write(self, Reach::lease(ttl), "acquiring leases", Some(&first.key), async |conn, grammar, tries| {
-                let is_first = sent.set(Instant::now()).is_ok();
-                let acquired: sqlx::Result<_> = tried!(tries, DB::lease_acquire_each(conn, grammar, claims));
-                // A later attempt may find what the first one has taken, or will take.
-                let answer = |it: Option<Acquired>| match it? {
-                    Acquired::Held { .. } if !is_first => None,
-                    acquired => Some(acquired.sent(*sent.get()?)),
-                };
-                acquired.map(|it| it.into_iter().map(answer).collect::<Vec<_>>())
+                let is_first = sent.get().is_none();
+                let sent = *sent.get_or_init(Instant::now);
+                let acquired: sqlx::Result<Vec<_>> = tried!(tries, DB::lease_acquire_each(conn, grammar, claims));
+                let answer = |it: Option<Acquired>| it.map(|it| it.sent(sent));
+                acquired.map(|it| (is_first, it.into_iter().map(answer).collect::<Vec<_>>()))
             })
         );
-        unless_held::<DB, _>(answer, &first.key, vec![None; claims.len()])
+        let (is_first, answers) = unless_held::<DB, _>(answer, &first.key, (true, vec![None; claims.len()]))?;
+        // A later attempt may find what the first one has taken, or will take. After this error, each is sent alone.
+        if !is_first && !answers.iter().all(|it| matches!(it, Some(Acquired::Granted(_)))) {
+            return Err(Error::database("acquiring leases", Some(&first.key), Fault::Other, SentBefore));
+        }
+        Ok(answers)
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {

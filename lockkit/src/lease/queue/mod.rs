@@ -14,6 +14,7 @@ pub(crate) mod wait;
 use std::{
     collections::HashMap,
     hash::Hash,
+    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -46,6 +47,8 @@ pub(crate) struct Queue<L> {
     state: Mutex<State<Arc<Caller>, L, Holder>>,
     /// Told when the lease may be free.
     freed: Notify,
+    /// Told when its first caller has learned who has the lease.
+    answered: Notify,
 }
 
 /// Somebody who waits for a lease.
@@ -179,6 +182,7 @@ impl<L> Queue<L> {
     /// Notes that the first caller of the queue has learned who has the lease.
     fn answered(&self) {
         self.state.lock().answered();
+        self.answered.notify_waiters();
     }
 
     /// A lease of this process that is handed over to the next caller when it is released.
@@ -235,6 +239,18 @@ impl<L> Queued<L> {
     fn is_answered(&self) -> bool {
         self.queue.state.lock().answers() != self.answers
     }
+
+    /// Completes when one has.
+    async fn answered(&self) {
+        loop {
+            let mut answered = pin!(self.queue.answered.notified());
+            answered.as_mut().enable();
+            if self.is_answered() {
+                return;
+            }
+            answered.await;
+        }
+    }
 }
 
 impl<L> Drop for Queued<L> {
@@ -272,7 +288,7 @@ impl<L> Default for Queues<L> {
 
 impl<L> Default for Queue<L> {
     fn default() -> Self {
-        Self { state: Mutex::default(), freed: Notify::new() }
+        Self { state: Mutex::default(), freed: Notify::new(), answered: Notify::new() }
     }
 }
 

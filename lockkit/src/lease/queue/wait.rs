@@ -6,7 +6,7 @@ use std::{
     task::Poll,
 };
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 pub(crate) use super::asking::{FIRST_ANSWER, Outcome, Refused};
 use super::{
@@ -41,6 +41,9 @@ pub(crate) struct Wait<'k> {
     /// The keys of the leases, if they are known in advance.
     pub(crate) keys: &'k [Key],
     pub(crate) deadline: Instant,
+    /// Whether this is the last attempt. It waits up to [`FIRST_ANSWER`] for its turn even if the deadline has passed,
+    /// and no longer than until a caller before it learns who has the lease.
+    pub(crate) is_last: bool,
     /// The lease that the caller takes from a holder of this process.
     pub(crate) wants: Option<Wants>,
     /// The leases that the caller runs under.
@@ -57,7 +60,7 @@ impl<L> Queues<L> {
     /// asked once a second.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        Wait { queue_key, keys, deadline, wants, under }: Wait<'k>,
+        Wait { queue_key, keys, deadline, is_last, wants, under }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T, L>>
@@ -70,10 +73,16 @@ impl<L> Queues<L> {
             observe::opposite_order(&queue_key, &other);
         }
         let queued = self.queue(&queue_key).join(wants, under);
-        match timeout_at(deadline, queued.first_or_handed_over()).await {
-            Ok(None) => {}
-            Ok(Some(handed_over)) => return Ok(Waited::HandedOver(handed_over)),
-            Err(_) => return Ok(queued.handed_over_or(Refused::NotFirst { answered: queued.is_answered() })),
+        let its_turn = tokio::select! {
+            biased;
+            its_turn = queued.first_or_handed_over() => Some(its_turn),
+            () = queued.answered(), if is_last => None,
+            () = sleep_until(if is_last { Instant::now() + FIRST_ANSWER } else { deadline }) => None,
+        };
+        match its_turn {
+            Some(None) => {}
+            Some(Some(handed_over)) => return Ok(Waited::HandedOver(handed_over)),
+            None => return Ok(queued.handed_over_or(Refused::NotFirst { answered: queued.is_answered() })),
         }
         // Boxed, because only the first of the queue needs it.
         Box::pin(async move {
@@ -186,7 +195,8 @@ mod tests {
         deadline: Instant,
         ask: impl FnMut(bool) -> Fut,
     ) -> Waited<T, ()> {
-        let wait = Wait { queue_key: Key::from("k"), keys: &[], deadline, wants: None, under: Vec::new() };
+        let wait =
+            Wait { queue_key: Key::from("k"), keys: &[], deadline, is_last: false, wants: None, under: Vec::new() };
         let never = |_: &Key| -> Freed<'_> { Box::pin(std::future::pending()) };
         queues.wait(wait, never, ask).await.unwrap()
     }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     lease::{
-        bounded::limit_for,
+        bounded::{is_silence, limit_for},
         held::Lease,
         leftovers::Left,
         life::kept::Wants,
@@ -151,32 +151,30 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Asks once, or again where what this process has left was in the way.
+    /// Asks once, or again where what this process has left was in the way. Releases what it took on the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
-        match self.try_alone(false).await {
-            // Boxed, as all that is rare: the future of every caller has room for what is not.
-            Err(err) if Box::pin(self.may_ask_again(&err)).await => Box::pin(self.try_alone(true)).await,
-            tried => tried,
-        }
-    }
-
-    /// Asks once, and releases what it took on the way.
-    async fn try_alone(&self, is_last: bool) -> Result<Option<Vec<Lease<S>>>> {
-        let (pending, started) = (Pending::default(), Instant::now());
-        let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
-        if !matches!(outcome, Ok(Outcome::Done(_))) {
-            pending.release().await;
-        }
-        match understood(&pending, outcome)? {
-            Outcome::Done(leases) => Ok(Some(leases)),
-            Outcome::Held { .. } if self.left() > Left::Nothing => {
+        let mut is_last = false;
+        loop {
+            let (pending, started) = (Pending::default(), Instant::now());
+            let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
+            let outcome = understood(&pending, outcome);
+            if matches!(outcome, Ok(Outcome::Held { .. })) && self.left() > Left::Nothing {
+                // Boxed, as all that is rare: the future of every caller has room for what is not.
                 match Box::pin(self.refusal(&pending, started, Refused::Held, is_last)).await {
-                    Error::Contended { .. } => Ok(None),
-                    err => Err(err),
+                    None => is_last = true,
+                    Some(Error::Contended { .. }) => return Ok(None),
+                    Some(err) => return Err(err),
                 }
+                continue;
             }
-            Outcome::Held { .. } | Outcome::Ticketed { .. } => Ok(None),
-            Outcome::Silent => Err(self.silence(&pending).await),
+            if !matches!(outcome, Ok(Outcome::Done(_))) {
+                pending.release().await;
+            }
+            return match outcome? {
+                Outcome::Done(leases) => Ok(Some(leases)),
+                Outcome::Held { .. } | Outcome::Ticketed { .. } => Ok(None),
+                Outcome::Silent => Err(self.silence(&pending).await),
+            };
         }
     }
 
@@ -199,8 +197,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let mut is_last = false;
         loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
-            let wait =
-                wait::Wait { queue_key: self.queue_key(), keys: self.keys(), deadline, wants, under: self.under() };
+            let wait = wait::Wait {
+                queue_key: self.queue_key(),
+                keys: self.keys(),
+                deadline,
+                is_last,
+                wants,
+                under: self.under(),
+            };
             match self.inner.queues.wait(wait, freed, attempt).await? {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::HandedOver(lease) => {
@@ -210,13 +214,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     }
                     self.check_not_closed()?;
                 }
-                Waited::Refused(refused) => {
-                    let err = Box::pin(self.refusal(pending, started, refused, is_last)).await;
-                    if is_last || !Box::pin(self.may_ask_again(&err)).await {
-                        return Err(err);
-                    }
-                    is_last = true;
-                }
+                Waited::Refused(refused) => match Box::pin(self.refusal(pending, started, refused, is_last)).await {
+                    None => is_last = true,
+                    Some(err) => return Err(err),
+                },
             }
         }
     }
@@ -238,7 +239,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             (&self.mode, &outcome)
         {
             let key = pending.in_the_way().unwrap_or_else(|| self.key.clone());
-            self.inner.check_other_leases(&key, self.ttl).await?;
+            match self.inner.check_other_leases(&key, self.ttl).await {
+                // The next attempt looks again.
+                Err(err) if is_silence(&err) || err.is_transient() => {}
+                checked => checked?,
+            }
         }
         Ok(outcome)
     }

@@ -103,7 +103,6 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let (free, held) = self.first_free(candidates, left).await?;
             next = free;
             if next.is_none() {
-                // A grant that came too late is being released. No other holder has that lease.
                 return Ok(Outcome::Held { free_in: held.iter().map(|it| it.info.expires_in).min() });
             }
         }

@@ -28,7 +28,10 @@ use tokio::{
 };
 
 use crate::{
-    body::guard::{Guard, Hold},
+    body::{
+        guard::{Guard, Hold},
+        task::is_answered,
+    },
     lease::{
         batch,
         bounded::{is_refused, limit_for, retry_pause},
@@ -80,48 +83,52 @@ pub(super) async fn attempt<S: LeaseStore>(
     if inner.keeper.is_closed() {
         return Err(Error::Closed { key: joined(claims.iter().map(|it| &it.key)) });
     }
-    let running = inner.clone();
-    let sent = Arc::new(Sent::new(inner.clone(), &claims));
+    let sent = Arc::new(Sent { inner, claims, terms, is_answered: Mutex::new(false) });
     let caller = Guard::new(Caller(sent.clone()));
     let sending = async move {
         let _unfinished = unfinished;
         let begun = Instant::now();
         // Some claims may be granted even if no answer arrives.
-        let mut open: Vec<_> = claims.iter().map(|it| OpenClaim::new(inner.clone(), it.clone(), &terms)).collect();
-        let had_place = place.is_some();
-        settle(place);
-        let (answer, is_open) = while_awaited(pin!(send(&inner, &claims)), || sent.note()).await;
-        let kind = match &*claims {
+        let open = Guard::new(Open(sent.clone()));
+        let Sent { inner, claims, terms, .. } = &*sent;
+        // It is sent again.
+        let had_place = place.map(Guard::defuse).is_some();
+        let (answer, is_open) = while_awaited(pin!(send(inner, claims)), || sent.note()).await;
+        let kind = match &**claims {
             _ if had_place => Kind::HadPlace,
             [claim] if claim.queue => Kind::Queues,
             [_] if is_open => Kind::LeftOpen,
             [_] => Kind::One,
             _ => Kind::Several,
         };
+        let is_on_its_way = is_open
+            || match &answer {
+                Ok(answer) => answer.is_none(),
+                Err(err) => !is_answered(err),
+            };
         let fate = kind.fate(&answer);
         sent.answered(fate);
         if let Ok(Some(AcquiredAll::Granted(_))) = &answer {
-            for claim in &claims {
+            for claim in claims {
                 inner.leftovers.absent(&claim.key, begun);
             }
         }
+        drop(open.defuse());
         let place = match fate {
-            Fate::KeepsPlace => open.pop().map(OpenClaim::answered),
+            Fate::KeepsPlace => claims.first().map(|it| sent.open(it, true)),
             Fate::Released => {
-                drop(open);
+                sent.release(!is_on_its_way);
                 None
             }
-            Fate::Settled => {
-                settle(open);
-                None
-            }
+            Fate::Settled => None,
         };
         match answer? {
             Some(AcquiredAll::Held { key, free_in }) => Ok(Attempt::Held { key, free_in, place }),
             Some(AcquiredAll::Granted(grants)) => {
                 // All leases are built before the first error returns, so that each of them is released.
                 let leases: Vec<_> = claims
-                    .into_iter()
+                    .iter()
+                    .cloned()
                     .zip(grants)
                     .map(|(claim, grant)| Lease::granted(inner.clone(), Kept::new(claim, grant, begun, terms.clone())))
                     .collect();
@@ -132,7 +139,7 @@ pub(super) async fn attempt<S: LeaseStore>(
             None => Ok(Attempt::Silent),
         }
     };
-    let attempted = running.inline.run("acquiring lease", sending).await;
+    let attempted = caller.0.inner.inline.run("acquiring lease", sending).await;
     drop(caller.defuse());
     attempted
 }
@@ -153,28 +160,43 @@ async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Result<Opti
 /// Claims on their way. They are leftovers from the moment on that nobody may wait for them.
 struct Sent<S: LeaseStore> {
     inner: Arc<Inner<S>>,
-    claims: Vec<(Key, Token)>,
+    claims: Vec<Claim>,
+    terms: Terms,
     is_answered: Mutex<bool>,
 }
 
 impl<S: LeaseStore> Sent<S> {
-    fn new(inner: Arc<Inner<S>>, claims: &[Claim]) -> Self {
-        let claims = claims.iter().map(|it| (it.key.clone(), it.token)).collect();
-        Self { inner, claims, is_answered: Mutex::new(false) }
-    }
-
     fn note(&self) {
         let is_answered = self.is_answered.lock();
         if !*is_answered {
-            self.claims.iter().for_each(|(key, token)| self.inner.leftovers.note(key, *token));
+            self.claims.iter().for_each(|it| self.inner.leftovers.note(&it.key, it.token));
         }
     }
 
     fn answered(&self, fate: Fate) {
         *self.is_answered.lock() = true;
         if fate != Fate::Released {
-            self.claims.iter().for_each(|(key, token)| self.inner.leftovers.never_were(key, *token));
+            self.claims.iter().for_each(|it| self.inner.leftovers.never_were(&it.key, it.token));
         }
+    }
+
+    fn open(&self, claim: &Claim, is_answered: bool) -> Guard<OpenClaim<S>> {
+        let inner = self.inner.clone();
+        let (unfinished, queue_key) = (inner.keeper.unfinished(), self.terms.waiters.queue_key(&claim.key).clone());
+        Guard::new(OpenClaim { inner, claim: claim.clone(), queue_key, unfinished, tried: Vec::new(), is_answered })
+    }
+
+    fn release(&self, is_answered: bool) {
+        self.claims.iter().for_each(|it| drop(self.open(it, is_answered)));
+    }
+}
+
+/// Claims that end without an answer.
+struct Open<S: LeaseStore>(Arc<Sent<S>>);
+
+impl<S: LeaseStore> Hold for Open<S> {
+    fn abandon(self) {
+        self.0.release(false);
     }
 }
 
@@ -203,13 +225,6 @@ pub(super) struct OpenClaim<S: LeaseStore> {
     tried: Vec<runtime::Id>,
     /// It is not on its way any more.
     is_answered: bool,
-}
-
-/// The claims need no release: they were answered, or are sent again.
-fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<OpenClaim<S>>>) {
-    for claim in claims {
-        drop(claim.defuse());
-    }
 }
 
 /// The claims of one attempt.
@@ -252,17 +267,6 @@ impl<S: LeaseStore> OpenClaim<S> {
     pub(super) fn token(&self) -> Token {
         self.claim.token
     }
-
-    fn new(inner: Arc<Inner<S>>, claim: Claim, terms: &Terms) -> Guard<Self> {
-        let unfinished = inner.keeper.unfinished();
-        let queue_key = terms.waiters.queue_key(&claim.key).clone();
-        Guard::new(Self { inner, claim, queue_key, unfinished, tried: Vec::new(), is_answered: false })
-    }
-
-    fn answered(mut open: Guard<Self>) -> Guard<Self> {
-        open.get_mut().is_answered = true;
-        open
-    }
 }
 
 impl<S: LeaseStore> Hold for OpenClaim<S> {
@@ -278,11 +282,11 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
             let Claim { key, token, ttl, .. } = claim;
             let expired = Instant::now() + ttl;
             let release = Release { key, token, min_hold: Duration::ZERO };
-            let was_held = loop {
+            let wakes = loop {
                 let released = inner.store().release(&release, limit_for(ttl)).await;
                 if let Ok(Answer::Done | Answer::Gone) = released {
-                    let was_found = matches!(released, Ok(Answer::Done)) || is_answered;
-                    inner.leftovers.released(&release.key, release.token, was_found, is_answered);
+                    let is_gone = matches!(released, Ok(Answer::Done)) || is_answered;
+                    inner.leftovers.released(&release.key, release.token, is_gone, is_answered);
                 }
                 match released {
                     Ok(Answer::Gone) => break false,
@@ -292,7 +296,7 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
                 }
             };
             // A waiter that is woken for nothing would ask again at once.
-            if was_held {
+            if wakes {
                 inner.queues.freed(&queue_key);
             }
             drop(open.defuse());

@@ -65,14 +65,17 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
     /// an answer of the store said that another holder has the lease, or a trusted holder of this process has it.
     ///
-    /// What was left of this process, and is gone by now, may have been in the way. In the last attempt it was not.
+    /// `None`: ask once more, because nobody is seen to hold it. Either a caller before this one has just sent its
+    /// first claim, or what was left of this process was in the way, and is gone. The attempt after that `is_last`.
     pub(super) async fn refusal(
         &self,
         pending: &Pending<S>,
         started: Instant,
         refused: Refused,
         is_last: bool,
-    ) -> Error {
+    ) -> Option<Error> {
+        // What the request itself took is in nobody's way but that of others.
+        let left = self.left();
         pending.release().await;
         let waited = started.elapsed();
         let answered = match refused {
@@ -81,7 +84,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
-        let (left, looked) = (self.left(), Instant::now());
+        let looked = Instant::now();
         let is_known = answered && left == Left::Nothing;
         let limit = match refused {
             Refused::NotFirst { .. } => FIRST_ANSWER,
@@ -90,36 +93,40 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         let looking = timeout(limit, self.current_holder(pending, left)).await;
         let may_be_ours = match looking {
-            Ok(Ok(_)) if is_last => self.left() == Left::Perhaps,
+            Ok(Ok(_)) if is_last => left.min(self.left()) == Left::Perhaps,
             _ => left > Left::Nothing,
         };
+        let is_seen_free = matches!(looking, Ok(Ok(None)));
         let (held, unknown) = match looking {
             Ok(Ok(held)) => (held, None),
-            Ok(Err(err)) if !is_known && !err.is_transient() => return err,
+            Ok(Err(err)) if !is_known && !err.is_transient() => return Some(err),
             Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
             Ok(Err(_)) | Err(_) => (None, None),
         };
         if let Some(held) = &held {
             self.inner.leftovers.absent(&held.info.key, looked);
+        } else if is_seen_free && !is_last && refused == (Refused::NotFirst { answered: false }) {
+            return None;
         } else if may_be_ours && answered && refused != Refused::NoAnswer {
-            return Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs);
+            if !is_last && self.are_gone_soon().await {
+                return None;
+            }
+            return Some(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
         } else if may_be_ours || !answered {
-            return self.silence(pending).await;
+            return Some(self.silence(pending).await);
         }
         let key = match &self.mode {
             Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
             _ => None,
         };
         let holder = held.map(|it| self.inner.shown(it).into()).or(unknown).map(Box::new);
-        Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder }
+        Some(Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder })
     }
 
-    /// Whether another attempt, the last one, may succeed after this error: what this process had left is gone, or is
-    /// gone soon.
-    pub(super) async fn may_ask_again(&self, err: &Error) -> bool {
-        let is_ours = err.source().is_some_and(<dyn StdError>::is::<MayBeOurs>);
+    /// Whether what this process had left is gone, or is gone soon.
+    async fn are_gone_soon(&self) -> bool {
         let are_gone = self.inner.leftovers.until(|| self.left() != Left::Perhaps);
-        is_ours && timeout(FIRST_ANSWER, are_gone).await.is_ok()
+        timeout(FIRST_ANSWER, are_gone).await.is_ok()
     }
 
     /// What this process may have left of what the request needs.
@@ -220,6 +227,9 @@ mod tests {
         time::Duration,
     };
 
+    use tokio::time::Instant;
+
+    use super::{FIRST_ANSWER, QUICK};
     use crate::{
         Error, Fault, Key, LeaseStore, Leases,
         lease::{
@@ -484,6 +494,73 @@ mod tests {
         let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
         assert_eq!(holder.to_string(), "as scripted");
         drop(lease);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_look_is_short_where_the_answer_is_known_and_only_there() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let faults = here.store().faults();
+        let other = there.lease("k").acquire().await.unwrap();
+        faults.script(Operation::Look, [Failure::Silent]);
+        let started = Instant::now();
+        let err = here.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: None, .. }), "{err:?}");
+        assert!(started.elapsed() < FIRST_ANSWER);
+        other.release().await.unwrap();
+        // Only the look says that it is another holder.
+        faults.script(Operation::Release, [Failure::Refused; 1000]);
+        faults.script(Operation::Acquire, [Failure::Refused]);
+        assert_unanswered(here.lease("k").try_acquire().await);
+        let _other = there.lease("k").acquire().await.unwrap();
+        faults.script(Operation::Look, [Failure::Slow(FIRST_ANSWER / 2)]);
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_last_look_that_another_transaction_undid_names_no_holder() {
+        let here = Leases::new(Scripted::new(Profile::default()));
+        let there = Leases::new(here.store().store.client());
+        let _lease = there.lease("k").acquire().await.unwrap();
+        here.store().fail(Call::Look, [failed(Fault::Serialization)]);
+        let err = here.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: None, .. }), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_is_told_of_a_writer_of_its_process_that_waits() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let _reader = there.rw("k").read().acquire().await.unwrap();
+        let writing = tokio::spawn(here.rw("k").write().wait(60 * SECOND).acquire());
+        tokio::time::sleep(SECOND).await;
+        let err = here.rw("k").read().wait(SECOND).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "{err:?}");
+        writing.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_permit_became_free_after_the_wait_the_holder_of_another_is_named() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let one = async || there.semaphore("k", 2).acquire().await.unwrap();
+        let (first, second) = (one().await, one().await);
+        here.store().faults().script(Operation::List, [Failure::None, Failure::Slow(QUICK / 2)]);
+        let asking = tokio::spawn(here.semaphore("k", 2).wait(Duration::ZERO).acquire());
+        tokio::time::sleep(QUICK / 10).await;
+        first.release().await.unwrap();
+        let err = asking.await.unwrap().unwrap_err();
+        let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
+        assert_eq!(holder.as_lease().map(|it| it.fence), Some(second.fence()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_try_asks_nobody_who_holds_the_lease_where_nothing_is_left() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let _lease = there.lease("k").acquire().await.unwrap();
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        assert_eq!(here.store().faults().calls(Operation::Look), 0);
     }
 
     /// A store in which other transactions undo every third read.

@@ -568,4 +568,19 @@ mod tests {
         // 14 for each grant when this was written. As long as each released ticket woke its own process, 285.
         assert!(calls < u64::from(CROWD) * 5 * 60, "{calls}");
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fair_request_that_does_not_wait_reads_one_ticket() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let _lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(SECOND).await;
+        assert_eq!(store.lease_list("k/queue/", 10).await.unwrap().len(), 1, "precondition");
+        let lists = || here.store().faults().calls(Operation::List);
+        let before = lists();
+        assert!(here.lease("k").fair().try_acquire().await.unwrap().is_none());
+        assert_eq!(lists() - before, 1);
+        waiting.abort();
+    }
 }
