@@ -11,10 +11,11 @@ impl Secrets {
     pub(crate) fn add(&mut self, url: &str) {
         let parsed = Url::parse(url).ok().and_then(|it| it.password().map(str::to_owned));
         // A password may have any character, also those that end the user's part of a URL.
-        let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@'));
+        let user = url.split_once(':').and_then(|(_, rest)| rest.trim_start_matches('/').rsplit_once('@'));
         let typed = user.and_then(|(user, _)| user.split_once(':')).map(|(_, password)| password.to_owned());
         let option = url.split("password=").skip(1).filter_map(|it| it.split('&').next().map(str::to_owned));
-        // If it has ended that part, a driver may say what it takes for a host, a path or an option.
+        // If it has ended that part, a driver may say what it takes for a host, a path or an option. What cannot be
+        // told from a password is hidden as well.
         let is_part = |typed: &String| parsed.as_ref().is_none_or(|it| percent_decoded(it) != percent_decoded(typed));
         let whole = typed.clone().filter(is_part);
         for written in parsed.into_iter().chain(typed).chain(option) {
@@ -75,7 +76,7 @@ mod tests {
         secrets.add("postgres://app@db:1/shop?password=x@s3cret&port=y");
         assert_eq!(secrets.hidden_in("`1/shop?password=x@s3cret`, `x@s3cret`"), "`***`, `***`");
         let mut secrets = Secrets::default();
-        secrets.add("postgres://app:p@s3cret/w?half=sesame@db/shop");
+        secrets.add("postgres://app:open@s3cret/w?half=sesame@db/shop");
         assert_eq!(
             secrets.hidden_in("no host `s3cret`, no option `half=sesame`"),
             "no host `***`, no option `***=***`"
@@ -84,8 +85,14 @@ mod tests {
         secrets.add("sqlite://app:1&2/?3+s3cret%21@db");
         assert_eq!(secrets.hidden_in("unknown parameter `3 s3cret!@db`"), "unknown parameter `3 ***@db`");
         let mut secrets = Secrets::default();
+        secrets.add("postgres://app:s3cret@db/shop?application_name=me@here");
+        assert_eq!(secrets.hidden_in("no `s3cret` in `shop`"), "no `***` in `***`");
+        let mut secrets = Secrets::default();
         secrets.add("postgres://app:s3cret@db/shop");
         assert_eq!(secrets.hidden_in("no `s3cret` in `shop`"), "no `***` in `shop`");
+        let mut secrets = Secrets::default();
+        secrets.add("postgres:/app:s3cret@db/shop");
+        assert_eq!(secrets.hidden_in("no database `app:s3cret@db/shop`"), "no database `app:***@db/shop`");
         assert_eq!(Secrets::default().hidden_in("nothing"), "nothing");
     }
 }
