@@ -500,6 +500,29 @@ mod refusals {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_others_may_have_too_is_granted_to_all_whose_wait_is_over() {
+        for wait in [Duration::ZERO, 3 * MILLI] {
+            let (_, here, there) = pair();
+            let _permit = there.semaphore("s", 10).acquire().await.unwrap();
+            here.store().faults().slow(2 * MILLI);
+            let mut asking = JoinSet::new();
+            for number in 0..9 {
+                let any = here.any(["a", "b", "c"]).wait(wait).acquire();
+                let (reader, permit) = (here.rw("k").read(), here.semaphore("s", 10));
+                let shared = async move { tokio::join!(reader.wait(wait).acquire(), permit.wait(wait).acquire()) };
+                asking.spawn(async move {
+                    let (reader, permit) = shared.await;
+                    (reader.unwrap(), permit.unwrap(), if number < 3 { Some(any.await.unwrap()) } else { None })
+                });
+            }
+            let _leases = asking.join_all().await;
+            assert!(here.semaphore("s", 10).wait(wait).acquire().await.unwrap_err().is_contended());
+            assert!(here.any(["a", "b", "c"]).wait(wait).acquire().await.unwrap_err().is_contended());
+            assert!(here.rw("k").write().wait(wait).acquire().await.unwrap_err().is_contended());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_last_attempt_of_a_caller_learns_what_those_before_it_learn() {
         // A release is tried every 0.4 s.
         let here = Leases::builder(MemoryStore::new()).ttl(4 * SECOND).build().unwrap();

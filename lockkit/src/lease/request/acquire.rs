@@ -2,7 +2,7 @@
 
 use std::{future::Future, slice};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     lease::{
@@ -10,7 +10,7 @@ use crate::{
         held::Lease,
         leftovers::Left,
         life::kept::Wants,
-        queue::wait::{self, Outcome, Refused, Waited},
+        queue::wait::{self, FIRST_ANSWER, Outcome, Refused, Waited},
         request::{
             LeaseRequest,
             claim::{Attempt, attempt},
@@ -205,7 +205,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 wants,
                 under: self.under(),
             };
-            match self.inner.queues.wait(wait, freed, attempt).await? {
+            let waited = if is_last && self.mode.is_shared() {
+                Box::pin(self.try_beside(pending)).await?
+            } else {
+                self.inner.queues.wait(wait, freed, attempt).await?
+            };
+            match waited {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::HandedOver(lease) => {
                     self.inner.keeper.take_over(lease.kept());
@@ -220,6 +225,21 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 },
             }
         }
+    }
+
+    /// The last attempt at what others may have, too. Their answers are none to this caller, so it does not wait for
+    /// them.
+    async fn try_beside(&self, pending: &Pending<S>) -> Result<Waited<Vec<Lease<S>>, Lease<S>>> {
+        let trying =
+            async { if self.fair { self.try_fairly(pending).await } else { self.try_now(pending, true).await } };
+        let Ok(outcome) = timeout(FIRST_ANSWER, trying).await else {
+            return Ok(Waited::Refused(Refused::NoAnswer));
+        };
+        Ok(match understood(pending, outcome)? {
+            Outcome::Done(leases) => Waited::Done(leases),
+            Outcome::Held { .. } | Outcome::Ticketed { .. } => Waited::Refused(Refused::Held),
+            Outcome::Silent => Waited::Refused(Refused::NoAnswer),
+        })
     }
 
     /// One attempt of the caller at the head of the queue.

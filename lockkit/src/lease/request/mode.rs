@@ -33,3 +33,10 @@ pub(in crate::lease) enum Mode {
     /// The write lease. No reader and no other writer holds the key.
     Write,
 }
+
+impl Mode {
+    /// Whether what one caller gets, or is refused, may say nothing of what the next one gets.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Self::Any(_) | Self::Permit(_) | Self::Permits { .. } | Self::Read)
+    }
+}

@@ -80,7 +80,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let waited = started.elapsed();
         let answered = match refused {
             Refused::Held => true,
-            Refused::NotFirst { answered } => answered,
+            Refused::NotFirst { answered } => answered && !self.mode.is_shared(),
             Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
@@ -91,7 +91,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held if !is_known => FIRST_ANSWER,
             Refused::Held | Refused::NoAnswer => QUICK,
         };
-        let looking = timeout(limit, self.current_holder(pending, left)).await;
+        let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
         let may_be_ours = match looking {
             Ok(Ok(_)) if is_last => left.min(self.left()) == Left::Perhaps,
             _ => left > Left::Nothing,
@@ -105,7 +105,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         if let Some(held) = &held {
             self.inner.leftovers.absent(&held.info.key, looked);
-        } else if is_seen_free && !is_last && refused == (Refused::NotFirst { answered: false }) {
+        } else if is_seen_free && !is_last && !answered && refused != Refused::NoAnswer {
             return None;
         } else if may_be_ours && answered && refused != Refused::NoAnswer {
             if !is_last && self.are_gone_soon().await {
@@ -162,8 +162,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The current holder of the requested lease, who is no leftover of this process. Where something is `left`, no
-    /// request of it that waits counts either, and only holders who leave too few permits.
-    async fn current_holder(&self, pending: &Pending<S>, left: Left) -> Result<Option<LeaseRecord>> {
+    /// request of it that waits counts either. Where the store has not refused the request, or something is left, only
+    /// holders count who leave too few permits.
+    async fn current_holder(&self, pending: &Pending<S>, refused: Refused, left: Left) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         let is_other = |it: &LeaseRecord| {
             let is_leftover = self.inner.leftovers.recognises(&it.info.key, it.token);
@@ -175,7 +176,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let prefix = self.permits();
             let mut others = self.list(&prefix, MAX_PERMITS).await?;
             others.retain(|it| number(&it.info.key, &prefix, of).is_some() && is_other(it));
-            let least = if left > Left::Nothing { least } else { 1 };
+            let least = if refused == Refused::Held && left == Left::Nothing { 1 } else { least };
             Ok::<_, Error>(others.into_iter().nth(usize::try_from(least - 1).unwrap_or(usize::MAX)))
         };
         Ok(match &self.mode {

@@ -443,7 +443,12 @@ impl LeaseStatements for MySql {
             let mine = named!(
                 "SELECT asked.number FROM {CLAIM_ROWS} WHERE l.token = UNHEX(asked.token) AND l.fence = asked.fence"
             );
-            let mine = mine.with(&[("asked", &asked)]).fetch_all(conn).await?;
+            let mine = mine.with(&[("asked", &asked)]).fetch_all(conn).await;
+            // The server refused this query. What the UPDATE took is taken all the same.
+            let mine = mine.map_err(|err| match err {
+                sqlx::Error::Database(_) => sqlx::Error::Decode(err.into()),
+                err => err,
+            })?;
             let mine: HashSet<usize> = mine.iter().map(place).collect::<sqlx::Result<_>>()?;
             let mut at = 0..;
             released.retain(|_| at.next().is_some_and(|it| mine.contains(&it)));
