@@ -507,12 +507,14 @@ mod refusals {
             here.store().faults().slow(2 * MILLI);
             let mut asking = JoinSet::new();
             for number in 0..9 {
-                let any = here.any(["a", "b", "c"]).wait(wait).acquire();
-                let (reader, permit) = (here.rw("k").read(), here.semaphore("s", 10));
-                let shared = async move { tokio::join!(reader.wait(wait).acquire(), permit.wait(wait).acquire()) };
+                let any = (number < 3).then(|| here.any(["a", "b", "c"]).wait(wait).acquire());
+                let permits = (number < 3).then(|| here.semaphore("p", 10).take(3).wait(wait).acquire());
+                let (reader, permit) = (here.rw("k").read().wait(wait), here.semaphore("s", 10).wait(wait));
                 asking.spawn(async move {
-                    let (reader, permit) = shared.await;
-                    (reader.unwrap(), permit.unwrap(), if number < 3 { Some(any.await.unwrap()) } else { None })
+                    let any = async { if let Some(any) = any { Some(any.await.unwrap()) } else { None } };
+                    let permits = async { if let Some(it) = permits { Some(it.await.unwrap()) } else { None } };
+                    let (reader, permit, any, permits) = tokio::join!(reader.acquire(), permit.acquire(), any, permits);
+                    (reader.unwrap(), permit.unwrap(), any, permits)
                 });
             }
             let _leases = asking.join_all().await;
@@ -590,6 +592,19 @@ mod refusals {
         sleep(SECOND).await;
         assert_eq!(here.0.leftovers.of(Keys::These(&keys)), Left::Nothing);
         assert_eq!(here.store().store.faults().calls(Operation::Release), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_behind_others_waits_for_what_is_just_being_released() {
+        let (_, here, _) = pair();
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(20 * MILLI)]);
+        here.store().faults().script(Operation::Release, [Failure::Slow(40 * MILLI)]);
+        assert!(timeout(15 * MILLI, here.lease("k").acquire()).await.is_err());
+        sleep(6 * MILLI).await;
+        let request = || here.lease("k").wait(Duration::ZERO).acquire();
+        let (first, second) = tokio::join!(request(), request());
+        let (lease, err) = if first.is_ok() { (first, second) } else { (second, first) };
+        assert!(lease.unwrap().is_trusted() && err.unwrap_err().is_contended());
     }
 
     #[tokio::test(start_paused = true)]

@@ -176,7 +176,6 @@ impl<L> Queue<L> {
         let Some(served) = served else { return false };
         served.caller.called.notify_one();
         served.next.inspect(|it| it.called.notify_one());
-        self.answered.notify_waiters();
         true
     }
 

@@ -42,8 +42,9 @@ pub(crate) struct Wait<'k> {
     pub(crate) keys: &'k [Key],
     pub(crate) deadline: Instant,
     /// Whether this is the last attempt. It waits up to [`FIRST_ANSWER`] for its turn even if the deadline has passed,
-    /// and no longer than until a caller before it learns who has the lease.
+    /// and no longer than until a caller before it learns who has the lease, unless what those want `is_shared`.
     pub(crate) is_last: bool,
+    pub(crate) is_shared: bool,
     /// The lease that the caller takes from a holder of this process.
     pub(crate) wants: Option<Wants>,
     /// The leases that the caller runs under.
@@ -60,7 +61,7 @@ impl<L> Queues<L> {
     /// asked once a second.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        Wait { queue_key, keys, deadline, is_last, wants, under }: Wait<'k>,
+        Wait { queue_key, keys, deadline, is_last, is_shared, wants, under }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T, L>>
@@ -76,7 +77,7 @@ impl<L> Queues<L> {
         let its_turn = tokio::select! {
             biased;
             its_turn = queued.first_or_handed_over() => Some(its_turn),
-            () = queued.answered(), if is_last => None,
+            () = queued.answered(), if is_last && !is_shared => None,
             () = sleep_until(if is_last { Instant::now() + FIRST_ANSWER } else { deadline }) => None,
         };
         match its_turn {
@@ -195,8 +196,15 @@ mod tests {
         deadline: Instant,
         ask: impl FnMut(bool) -> Fut,
     ) -> Waited<T, ()> {
-        let wait =
-            Wait { queue_key: Key::from("k"), keys: &[], deadline, is_last: false, wants: None, under: Vec::new() };
+        let wait = Wait {
+            queue_key: Key::from("k"),
+            keys: &[],
+            deadline,
+            is_last: false,
+            is_shared: false,
+            wants: None,
+            under: Vec::new(),
+        };
         let never = |_: &Key| -> Freed<'_> { Box::pin(std::future::pending()) };
         queues.wait(wait, never, ask).await.unwrap()
     }

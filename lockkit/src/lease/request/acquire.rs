@@ -186,7 +186,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
-            && let Outcome::Done(leases) = understood(pending, Box::pin(self.try_now(pending, true)).await)?
+            && let Ok(outcome) = timeout(FIRST_ANSWER, Box::pin(self.try_now(pending, true))).await
+            && let Outcome::Done(leases) = understood(pending, outcome)?
         {
             return Ok(leases);
         }
@@ -202,15 +203,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 keys: self.keys(),
                 deadline,
                 is_last,
+                is_shared: self.mode.is_shared(),
                 wants,
                 under: self.under(),
             };
-            let waited = if is_last && self.mode.is_shared() {
-                Box::pin(self.try_beside(pending)).await?
-            } else {
-                self.inner.queues.wait(wait, freed, attempt).await?
-            };
-            match waited {
+            match self.inner.queues.wait(wait, freed, attempt).await? {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::HandedOver(lease) => {
                     self.inner.keeper.take_over(lease.kept());
@@ -225,21 +222,6 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 },
             }
         }
-    }
-
-    /// The last attempt at what others may have, too. Their answers are none to this caller, so it does not wait for
-    /// them.
-    async fn try_beside(&self, pending: &Pending<S>) -> Result<Waited<Vec<Lease<S>>, Lease<S>>> {
-        let trying =
-            async { if self.fair { self.try_fairly(pending).await } else { self.try_now(pending, true).await } };
-        let Ok(outcome) = timeout(FIRST_ANSWER, trying).await else {
-            return Ok(Waited::Refused(Refused::NoAnswer));
-        };
-        Ok(match understood(pending, outcome)? {
-            Outcome::Done(leases) => Waited::Done(leases),
-            Outcome::Held { .. } | Outcome::Ticketed { .. } => Waited::Refused(Refused::Held),
-            Outcome::Silent => Waited::Refused(Refused::NoAnswer),
-        })
     }
 
     /// One attempt of the caller at the head of the queue.

@@ -80,7 +80,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let waited = started.elapsed();
         let answered = match refused {
             Refused::Held => true,
-            Refused::NotFirst { answered } => answered && !self.mode.is_shared(),
+            Refused::NotFirst { answered } => answered && (is_last || !self.mode.is_shared()),
             Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
@@ -106,6 +106,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if let Some(held) = &held {
             self.inner.leftovers.absent(&held.info.key, looked);
         } else if is_seen_free && !is_last && !answered && refused != Refused::NoAnswer {
+            if may_be_ours {
+                self.are_gone_soon().await;
+            }
             return None;
         } else if may_be_ours && answered && refused != Refused::NoAnswer {
             if !is_last && self.are_gone_soon().await {
