@@ -39,7 +39,7 @@ use crate::{
 /// For how long a leftover counts after it was noted, or seen.
 const LASTS: Duration = Duration::from_mins(10);
 
-/// For how long one counts that a release has found: until what was asked before is answered.
+/// For how long one is known that a release has found: until what was asked before is answered.
 const GONE_LASTS: Duration = Duration::from_secs(2);
 
 /// How many of the last leftovers of a key are known.
@@ -178,10 +178,11 @@ impl Leftovers {
         })
     }
 
-    /// What may be left of any of these keys.
-    pub(super) fn of(&self, keys: Keys<'_>) -> Left {
+    /// What may be left of any of these keys. What is gone counts only for who has asked `since` an earlier time.
+    pub(super) fn of(&self, keys: Keys<'_>, since: Instant) -> Left {
         let by_key = &self.noted.lock().by_key;
-        let of_key = |it: &Vec<Leftover>| it.iter().filter(|it| it.counts()).map(|it| it.left).max();
+        let counts = |it: &&Leftover| it.counts() && !(it.is_gone && it.noted < since);
+        let of_key = |it: &Vec<Leftover>| it.iter().filter(counts).map(|it| it.left).max();
         let left = match keys {
             Keys::These(keys) => keys.iter().filter_map(|it| by_key.get(it)).filter_map(of_key).max(),
             Keys::Below(prefix) => {
@@ -210,6 +211,11 @@ mod tests {
 
     use super::*;
 
+    /// Before all that a test does.
+    fn started() -> Instant {
+        Instant::now() - 2 * LASTS
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_leftover_counts_until_it_is_gone_or_old() {
         let (leftovers, [a, b]) = (Leftovers::default(), ["a", "b"].map(Key::from));
@@ -217,8 +223,8 @@ mod tests {
         for token in tokens {
             leftovers.note(&a, token);
         }
-        let of = |key: &Key| leftovers.of(Keys::These(slice::from_ref(key)));
-        assert_eq!(leftovers.of(Keys::These(&[b.clone(), a.clone()])), Left::Perhaps);
+        let of = |key: &Key| leftovers.of(Keys::These(slice::from_ref(key)), started());
+        assert_eq!(leftovers.of(Keys::These(&[b.clone(), a.clone()]), started()), Left::Perhaps);
         assert_eq!(of(&b), Left::Nothing);
         assert!(
             !leftovers.recognises(&a, tokens[0])
@@ -241,7 +247,8 @@ mod tests {
         for key in ["c", "c.d/1", "c/d", "c/d/1", "c/d/e/1", "c/dd"] {
             leftovers.note(&Key::from(key), Token::random());
         }
-        let below = ["c/d/", "c/", "c/d/e/", "", "c/d/1", "c/d/1/", "c/e/"].map(|it| leftovers.of(Keys::Below(it)));
+        let below =
+            ["c/d/", "c/", "c/d/e/", "", "c/d/1", "c/d/1/", "c/e/"].map(|it| leftovers.of(Keys::Below(it), started()));
         let (yes, no) = (Left::Perhaps, Left::Nothing);
         assert_eq!(below, [yes, yes, yes, yes, yes, no, no]);
     }
@@ -249,7 +256,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_is_absent_for_what_was_asked_since_until_it_is_seen() {
         let (leftovers, key) = (Leftovers::default(), Key::from("k"));
-        let of = || leftovers.of(Keys::These(slice::from_ref(&key)));
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started());
         let [first, second] = [(); 2].map(|()| Token::random());
         let before = Instant::now();
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -273,7 +280,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_a_release_has_found_counts_until_what_was_asked_before_is_answered() {
         let (leftovers, key, token) = (Leftovers::default(), Key::from("k"), Token::random());
-        let of = || leftovers.of(Keys::These(slice::from_ref(&key)));
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started());
         leftovers.note(&key, token);
         leftovers.released(&key, token, false, false);
         assert_eq!(of(), Left::Perhaps, "its claim may be on its way");
@@ -282,6 +289,10 @@ mod tests {
         leftovers.released(&key, token, true, false);
         assert!(leftovers.recognises(&key, token));
         assert_eq!(of(), Left::Absent);
+        let of_later = || leftovers.of(Keys::These(slice::from_ref(&key)), Instant::now());
+        assert_eq!(of_later(), Left::Absent, "it was asked at that moment");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(of_later(), Left::Nothing);
         tokio::time::advance(GONE_LASTS).await;
         assert_eq!(of(), Left::Nothing);
     }
@@ -341,6 +352,11 @@ mod refusals {
     const SECOND: Duration = Duration::from_secs(1);
 
     const MILLI: Duration = Duration::from_millis(1);
+
+    /// Before all that a test does.
+    fn started() -> Instant {
+        Instant::now() - 2 * LASTS
+    }
 
     fn pair() -> (MemoryStore, Leases<MemoryStore>, Leases<MemoryStore>) {
         let store = MemoryStore::new();
@@ -552,9 +568,9 @@ mod refusals {
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         drop(leases.all(["a", "b"]).try_acquire().await.unwrap().expect("it is asked again"));
         let keys = ["a", "b"].map(Key::from);
-        assert_eq!(leases.0.leftovers.of(Keys::These(&keys)), Left::Absent);
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started()), Left::Absent);
         sleep(GONE_LASTS).await;
-        assert_eq!(leases.0.leftovers.of(Keys::These(&keys)), Left::Nothing);
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started()), Left::Nothing);
     }
 
     /// A store whose batches take nothing.
@@ -590,7 +606,7 @@ mod refusals {
         }
         assert!(tries.join_all().await.into_iter().all(|it| it));
         sleep(SECOND).await;
-        assert_eq!(here.0.leftovers.of(Keys::These(&keys)), Left::Nothing);
+        assert_eq!(here.0.leftovers.of(Keys::These(&keys), started()), Left::Nothing);
         assert_eq!(here.store().store.faults().calls(Operation::Release), 0);
     }
 
@@ -775,7 +791,7 @@ mod refusals {
         assert_eq!((here.show("k").await.unwrap(), here.store().calls(Call::Release)), (None, 1), "precondition");
         sleep(GONE_LASTS).await;
         assert!(
-            here.0.leftovers.of(Keys::These(&[Key::from("k")])) == Left::Nothing,
+            here.0.leftovers.of(Keys::These(&[Key::from("k")]), started()) == Left::Nothing,
             "a note is left, though its release was answered"
         );
     }
@@ -791,7 +807,7 @@ mod refusals {
         }
         sleep(GONE_LASTS).await;
         assert!(
-            here.0.leftovers.of(Keys::Below("k/permit/")) == Left::Nothing,
+            here.0.leftovers.of(Keys::Below("k/permit/"), started()) == Left::Nothing,
             "a note is left, though its release was answered"
         );
     }

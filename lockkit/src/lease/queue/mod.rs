@@ -71,8 +71,9 @@ struct Queued<L> {
     queue: Arc<Queue<L>>,
     caller: Arc<Caller>,
     place: Place,
-    /// The number of answers when this caller joined.
+    /// The numbers of answers when this caller joined.
     answers: u64,
+    shares: u64,
     /// It has taken the lease that it was handed, and so has left the queue.
     has_lease: AtomicBool,
 }
@@ -159,12 +160,12 @@ impl<L> Queue<L> {
     fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Queued<L> {
         let caller = Arc::new(Caller { wants, under, called: Notify::new() });
         let mut state = self.state.lock();
-        let ((place, is_first), answers) = (state.join(caller.clone()), state.answers());
+        let ((place, is_first), answers, shares) = (state.join(caller.clone()), state.answers(), state.shares());
         drop(state);
         if is_first {
             caller.called.notify_one();
         }
-        Queued { queue: self, caller, place, answers, has_lease: AtomicBool::new(false) }
+        Queued { queue: self, caller, place, answers, shares, has_lease: AtomicBool::new(false) }
     }
 
     /// Hands a lease over to the first caller of the queue, if that caller takes leases from others and `make` returns
@@ -183,6 +184,11 @@ impl<L> Queue<L> {
     fn answered(&self) {
         self.state.lock().answered();
         self.answered.notify_waiters();
+    }
+
+    /// Notes that the first caller of the queue has got what the next one may have, too.
+    fn shared(&self) {
+        self.state.lock().shared();
     }
 
     /// A lease of this process that is handed over to the next caller when it is released.
@@ -240,7 +246,12 @@ impl<L> Queued<L> {
         self.queue.state.lock().answers() != self.answers
     }
 
-    /// Completes when one has.
+    /// Whether a caller of the queue has got, since this one joined it, what others may have, too.
+    fn is_shared(&self) -> bool {
+        self.queue.state.lock().shares() != self.shares
+    }
+
+    /// Completes when one has learned who has the lease.
     async fn answered(&self) {
         loop {
             let mut answered = pin!(self.queue.answered.notified());

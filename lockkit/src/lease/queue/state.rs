@@ -34,6 +34,8 @@ pub(super) struct State<C, L, H> {
     handed_over: Vec<(Place, L)>,
     /// How often the first of them learned who has the lease, or got it.
     answers: u64,
+    /// How often the first of them got what the next one may have, too.
+    shares: u64,
     /// The greatest fence that the store has granted to this process.
     fence: Fence,
     /// The last of this process whose lease can be handed over to the next.
@@ -104,6 +106,15 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
         self.answers
     }
 
+    /// The first caller has got what the next one may have, too.
+    pub(super) fn shared(&mut self) {
+        self.shares += 1;
+    }
+
+    pub(super) fn shares(&self) -> u64 {
+        self.shares
+    }
+
     /// Hands the lease that `make` makes over to the first caller, who is the next holder. Only the lease that was
     /// granted last is handed over: another one was stolen before.
     pub(super) fn serve_first(&mut self, by: &H, make: impl FnOnce(&C) -> Option<(L, H)>) -> Option<Served<C>> {
@@ -148,7 +159,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
 impl<C, L, H> Default for State<C, L, H> {
     fn default() -> Self {
         let (waiting, handed_over) = (Fifo::default(), Vec::new());
-        Self { waiting, handed_over, answers: 0, fence: Fence::from(0), holder: None }
+        Self { waiting, handed_over, answers: 0, shares: 0, fence: Fence::from(0), holder: None }
     }
 }
 
@@ -195,7 +206,9 @@ mod tests {
 
             let (mut queue, places) = with_callers(count);
             queue.answered();
-            assert_eq!((queue.answers(), queue.first()), (1, places.first().map(|_| 0)));
+            assert_eq!((queue.answers(), queue.shares(), queue.first()), (1, 0, places.first().map(|_| 0)));
+            queue.shared();
+            assert_eq!((queue.answers(), queue.shares()), (1, 1));
 
             let (mut queue, places) = with_callers(count);
             assert_eq!(queue.serve_first(&"another", |_| panic!("it is not asked")), None);

@@ -42,8 +42,9 @@ pub(crate) struct Wait<'k> {
     pub(crate) keys: &'k [Key],
     pub(crate) deadline: Instant,
     /// Whether this is the last attempt. It waits up to [`FIRST_ANSWER`] for its turn even if the deadline has passed,
-    /// and no longer than until a caller before it learns who has the lease, unless what those want `is_shared`.
+    /// and no longer than until a caller before it learns who has the lease.
     pub(crate) is_last: bool,
+    /// Whether the grant to one caller may leave something for the next one.
     pub(crate) is_shared: bool,
     /// The lease that the caller takes from a holder of this process.
     pub(crate) wants: Option<Wants>,
@@ -77,13 +78,17 @@ impl<L> Queues<L> {
         let its_turn = tokio::select! {
             biased;
             its_turn = queued.first_or_handed_over() => Some(its_turn),
-            () = queued.answered(), if is_last && !is_shared => None,
+            () = queued.answered(), if is_last => None,
             () = sleep_until(if is_last { Instant::now() + FIRST_ANSWER } else { deadline }) => None,
         };
         match its_turn {
             Some(None) => {}
             Some(Some(handed_over)) => return Ok(Waited::HandedOver(handed_over)),
-            None => return Ok(queued.handed_over_or(Refused::NotFirst { answered: queued.is_answered() })),
+            None => {
+                // In the last attempt, nobody is refused because those before it were granted, but for want of time.
+                let answered = queued.is_answered() || is_last && queued.is_shared();
+                return Ok(queued.handed_over_or(Refused::NotFirst { answered }));
+            }
         }
         // Boxed, because only the first of the queue needs it.
         Box::pin(async move {
@@ -120,8 +125,10 @@ impl<L> Queues<L> {
                         return Ok(queued.handed_over_or(asking.known()));
                     };
                     let outcome = outcome?;
-                    if !matches!(outcome, Outcome::Silent) {
-                        queue.answered();
+                    match outcome {
+                        Outcome::Silent => {}
+                        Outcome::Done(_) if is_shared => queue.shared(),
+                        _ => queue.answered(),
                     }
                     asking.answered(Instant::now(), outcome)
                 };

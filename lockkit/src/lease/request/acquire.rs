@@ -2,7 +2,7 @@
 
 use std::{future::Future, slice};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     lease::{
@@ -158,7 +158,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let (pending, started) = (Pending::default(), Instant::now());
             let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
             let outcome = understood(&pending, outcome);
-            if matches!(outcome, Ok(Outcome::Held { .. })) && self.left() > Left::Nothing {
+            if matches!(outcome, Ok(Outcome::Held { .. })) && self.left(started) > Left::Nothing {
                 // Boxed, as all that is rare: the future of every caller has room for what is not.
                 match Box::pin(self.refusal(&pending, started, Refused::Held, is_last)).await {
                     None => is_last = true,
@@ -186,7 +186,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
-            && let Ok(outcome) = timeout(FIRST_ANSWER, Box::pin(self.try_now(pending, true))).await
+            && let Ok(outcome) =
+                timeout_at(deadline.max(started + FIRST_ANSWER), Box::pin(self.try_now(pending, true))).await
             && let Outcome::Done(leases) = understood(pending, outcome)?
         {
             return Ok(leases);

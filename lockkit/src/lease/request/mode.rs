@@ -35,7 +35,7 @@ pub(in crate::lease) enum Mode {
 }
 
 impl Mode {
-    /// Whether what one caller gets, or is refused, may say nothing of what the next one gets.
+    /// Whether what one caller gets may leave something for the next one.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self, Self::Any(_) | Self::Permit(_) | Self::Permits { .. } | Self::Read)
     }

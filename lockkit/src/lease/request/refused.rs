@@ -75,12 +75,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         is_last: bool,
     ) -> Option<Error> {
         // What the request itself took is in nobody's way but that of others.
-        let left = self.left();
+        let left = self.left(started);
         pending.release().await;
         let waited = started.elapsed();
         let answered = match refused {
             Refused::Held => true,
-            Refused::NotFirst { answered } => answered && (is_last || !self.mode.is_shared()),
+            Refused::NotFirst { answered } => answered,
             Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
@@ -93,7 +93,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
         let may_be_ours = match looking {
-            Ok(Ok(_)) if is_last => left.min(self.left()) == Left::Perhaps,
+            Ok(Ok(_)) if is_last => left.min(self.left(started)) == Left::Perhaps,
             _ => left > Left::Nothing,
         };
         let is_seen_free = matches!(looking, Ok(Ok(None)));
@@ -128,13 +128,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Whether what this process had left is gone, or is gone soon.
     async fn are_gone_soon(&self) -> bool {
-        let are_gone = self.inner.leftovers.until(|| self.left() != Left::Perhaps);
+        let are_gone = self.inner.leftovers.until(|| self.left(Instant::now()) != Left::Perhaps);
         timeout(FIRST_ANSWER, are_gone).await.is_ok()
     }
 
-    /// What this process may have left of what the request needs.
-    pub(super) fn left(&self) -> Left {
-        let of = |keys| self.inner.leftovers.of(keys);
+    /// What this process may have left of what the request needs, also what is gone since this time.
+    pub(super) fn left(&self, since: Instant) -> Left {
+        let of = |keys| self.inner.leftovers.of(keys, since);
         match &self.mode {
             Mode::Exclusive | Mode::All(_) | Mode::Any(_) => of(Keys::These(self.keys())),
             Mode::Permit(_) | Mode::Permits { .. } => of(Keys::Below(&self.permits())),
