@@ -9,7 +9,7 @@
 //! | `join` | it, who is the first | · | · |
 //! | the first leaves | | · | the second, who is the first now |
 //! | another one leaves | | | · |
-//! | `answered` | · | · | · |
+//! | `answered`, `shared` | · | · | · |
 //! | `serve_first` by the last holder | refuse | the first, with the lease | the first, with the lease, and the second |
 //! | `serve_first` of what the first does not want | refuse | refuse | refuse |
 //! | `serve_first` by another holder | refuse | refuse | refuse |
@@ -32,7 +32,7 @@ pub(super) struct State<C, L, H> {
     waiting: Fifo<C>,
     /// What was handed over to callers who have not taken it yet: one lease, or two after a theft.
     handed_over: Vec<(Place, L)>,
-    /// How often the first of them learned who has the lease, or got it.
+    /// How often the first of them learned who has the lease, or got it alone.
     answers: u64,
     /// How often the first of them got what the next one may have, too.
     shares: u64,

@@ -65,8 +65,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
     /// an answer of the store said that another holder has the lease, or a trusted holder of this process has it.
     ///
-    /// `None`: ask once more, because nobody is seen to hold it. Either a caller before this one has just sent its
-    /// first claim, or what was left of this process was in the way, and is gone. The attempt after that `is_last`.
+    /// `None`: ask once more, because nobody is seen to hold it. A caller before this one has just sent its first
+    /// claim, or has got what others may have, too; or what was left of this process was in the way, and is gone. The
+    /// attempt after that `is_last`.
     pub(super) async fn refusal(
         &self,
         pending: &Pending<S>,
