@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     /// Before all that a test does.
-    fn started() -> Instant {
+    pub(super) fn started() -> Instant {
         Instant::now() - 2 * LASTS
     }
 
@@ -347,16 +347,11 @@ mod refusals {
         },
     };
 
-    use super::*;
+    use super::{tests::started, *};
 
     const SECOND: Duration = Duration::from_secs(1);
 
     const MILLI: Duration = Duration::from_millis(1);
-
-    /// Before all that a test does.
-    fn started() -> Instant {
-        Instant::now() - 2 * LASTS
-    }
 
     fn pair() -> (MemoryStore, Leases<MemoryStore>, Leases<MemoryStore>) {
         let store = MemoryStore::new();

@@ -247,7 +247,7 @@ impl<L> Queued<L> {
     }
 
     /// Whether a caller of the queue has got, since this one joined it, what others may have, too.
-    fn is_shared(&self) -> bool {
+    fn others_share(&self) -> bool {
         self.queue.state.lock().shares() != self.shares
     }
 

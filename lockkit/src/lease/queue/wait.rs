@@ -86,7 +86,7 @@ impl<L> Queues<L> {
             Some(Some(handed_over)) => return Ok(Waited::HandedOver(handed_over)),
             None => {
                 // In the last attempt, nobody is refused because those before it were granted, but for want of time.
-                let answered = queued.is_answered() || is_last && queued.is_shared();
+                let answered = queued.is_answered() || is_last && queued.others_share();
                 return Ok(queued.handed_over_or(Refused::NotFirst { answered }));
             }
         }

@@ -101,11 +101,6 @@ pub(super) async fn attempt<S: LeaseStore>(
             [_] => Kind::One,
             _ => Kind::Several,
         };
-        let is_on_its_way = is_open
-            || match &answer {
-                Ok(answer) => answer.is_none(),
-                Err(err) => !is_answered(err),
-            };
         let fate = kind.fate(&answer);
         sent.answered(fate);
         if let Ok(Some(AcquiredAll::Granted(_))) = &answer {
@@ -117,7 +112,11 @@ pub(super) async fn attempt<S: LeaseStore>(
         let place = match fate {
             Fate::KeepsPlace => claims.first().map(|it| sent.open(it, true)),
             Fate::Released => {
-                sent.release(!is_on_its_way);
+                let is_answered = match &answer {
+                    Ok(answer) => answer.is_some(),
+                    Err(err) => is_answered(err),
+                };
+                sent.release(is_answered && !is_open);
                 None
             }
             Fate::Settled => None,

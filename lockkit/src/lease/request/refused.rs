@@ -106,7 +106,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         if let Some(held) = &held {
             self.inner.leftovers.absent(&held.info.key, looked);
-        } else if is_seen_free && !is_last && !answered && refused != Refused::NoAnswer {
+        } else if is_seen_free && !is_last && refused == (Refused::NotFirst { answered: false }) {
             if may_be_ours {
                 self.are_gone_soon().await;
             }
