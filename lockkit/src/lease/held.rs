@@ -11,7 +11,7 @@ use crate::{
         bounded::limit_for,
         ending::{Owned, Released, back_out, release},
         life::{kept::Kept, state::Event},
-        queue::Queue,
+        queue::{HandedOver, Queue},
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Renewal},
     },
     observe::{Strategy, holding},
@@ -284,6 +284,12 @@ impl<S: LeaseStore> Lease<S> {
             None => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
+    }
+}
+
+impl<S: LeaseStore> HandedOver for Lease<S> {
+    fn is_trusted(&self) -> bool {
+        Lease::is_trusted(self)
     }
 }
 

@@ -15,10 +15,7 @@ use std::{
     collections::HashMap,
     hash::Hash,
     pin::pin,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use tokio::{sync::Notify, time::Instant};
@@ -74,8 +71,11 @@ struct Queued<L> {
     /// The numbers of answers when this caller joined.
     answers: u64,
     shares: u64,
-    /// It has taken the lease that it was handed, and so has left the queue.
-    has_lease: AtomicBool,
+}
+
+/// What a holder hands over.
+pub(crate) trait HandedOver {
+    fn is_trusted(&self) -> bool;
 }
 
 impl<L> Queues<L> {
@@ -165,7 +165,7 @@ impl<L> Queue<L> {
         if is_first {
             caller.called.notify_one();
         }
-        Queued { queue: self, caller, place, answers, shares, has_lease: AtomicBool::new(false) }
+        Queued { queue: self, caller, place, answers, shares }
     }
 
     /// Hands a lease over to the first caller of the queue, if that caller takes leases from others and `make` returns
@@ -174,10 +174,7 @@ impl<L> Queue<L> {
     pub(super) fn hand_over(&self, kept: &Arc<Kept>, make: impl FnOnce(&Wants) -> Option<(L, Weak<Kept>)>) -> bool {
         let make = |caller: &Arc<Caller>| make(caller.wants.as_ref()?).map(|(lease, next)| (lease, Holder(next)));
         let served = self.state.lock().serve_first(&Holder(Arc::downgrade(kept)), make);
-        let Some(served) = served else { return false };
-        served.caller.called.notify_one();
-        served.next.inspect(|it| it.called.notify_one());
-        true
+        served.inspect(|it| it.called.notify_one()).is_some()
     }
 
     /// Notes that the first caller of the queue has learned who has the lease.
@@ -204,7 +201,7 @@ impl<L> Queue<L> {
     }
 }
 
-impl<L> Queued<L> {
+impl<L: HandedOver> Queued<L> {
     /// Completes with a lease that was handed over to this caller.
     async fn handed_over(&self) -> L {
         loop {
@@ -233,14 +230,20 @@ impl<L> Queued<L> {
         if let Standing::HandedOver(lease) = self.standing() { Some(lease) } else { None }
     }
 
+    /// A caller who was handed a lease that is lost meanwhile goes on as the first, and asks at once.
     fn standing(&self) -> Standing<L> {
         let standing = self.queue.state.lock().standing(self.place);
-        if matches!(standing, Standing::HandedOver(_)) {
-            self.has_lease.store(true, Ordering::Relaxed);
+        match standing {
+            Standing::HandedOver(lease) if !lease.is_trusted() => {
+                self.queue.freed.notify_waiters();
+                Standing::First
+            }
+            standing => standing,
         }
-        standing
     }
+}
 
+impl<L> Queued<L> {
     /// Whether a caller of the queue has learned, since this one joined it, who has the lease.
     fn is_answered(&self) -> bool {
         self.queue.state.lock().answers() != self.answers
@@ -266,9 +269,6 @@ impl<L> Queued<L> {
 
 impl<L> Drop for Queued<L> {
     fn drop(&mut self) {
-        if *self.has_lease.get_mut() {
-            return;
-        }
         let left = self.queue.state.lock().leave(self.place);
         if let Some(next) = left.next {
             next.called.notify_one();
@@ -496,6 +496,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_caller_whose_lease_was_lost_before_it_had_it_keeps_its_place() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let served = Mutex::new(Vec::new());
+        let caller = |number| {
+            let request = leases.lease("k").acquire();
+            let served = &served;
+            Box::pin(async move {
+                let lease = request.await.unwrap();
+                served.lock().push(number);
+                lease.release().await.unwrap();
+            })
+        };
+        let (mut second, mut third) = (caller(2), caller(3));
+        for caller in [&mut second, &mut third] {
+            assert!(timeout(SECOND / 1000, caller).await.is_err());
+        }
+        leases.store().faults().partition();
+        drop(first);
+        sleep(40 * SECOND).await;
+        assert_eq!(Leases::new(store.client()).show("k").await.unwrap(), None, "it has expired");
+        leases.store().faults().heal();
+        tokio::join!(third, second);
+        assert_eq!(*served.lock(), [2, 3]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_cannot_be_handed_on_is_released_in_the_store() {
         type Request = LeaseRequest<MemoryStore>;
         let other_ttl: fn(Request) -> Request = |it| it.ttl(7 * SECOND);
@@ -654,7 +682,7 @@ mod tests {
 
     #[test]
     fn leaving_keeps_the_order_and_forgets_the_caller() {
-        let queues = Queues::<u32>::default();
+        let queues = Queues::<()>::default();
         let key = Key::from("k");
         let queue = queues.queue(&key);
         let mut places: Vec<_> = (0..1000).map(|_| queue.clone().join(None, Vec::new())).collect();

@@ -10,9 +10,13 @@
 //! | the first leaves | | · | the second, who is the first now |
 //! | another one leaves | | | · |
 //! | `answered`, `shared` | · | · | · |
-//! | `serve_first` by the last holder | refuse | the first, with the lease | the first, with the lease, and the second |
+//! | `serve_first` by the last holder | refuse | the first, with the lease | the first, with the lease |
 //! | `serve_first` of what the first does not want | refuse | refuse | refuse |
 //! | `serve_first` by another holder | refuse | refuse | refuse |
+//! | `serve_first` of one who has not taken what it was handed | · | refuse | refuse |
+//!
+//! A caller who was handed a lease is the first until it leaves: if the lease is lost before the caller has it, the
+//! caller is the next who asks the store.
 //!
 //! What a grant of the store is, by its fence and by what the last holder is:
 //!
@@ -30,8 +34,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct State<C, L, H> {
     waiting: Fifo<C>,
-    /// What was handed over to callers who have not taken it yet: one lease, or two after a theft.
-    handed_over: Vec<(Place, L)>,
+    /// What was handed over to the first of them, who has not taken it yet.
+    handed_over: Option<L>,
     /// How often the first of them learned who has the lease, or got it alone.
     answers: u64,
     /// How often the first of them got what the next one may have, too.
@@ -47,7 +51,7 @@ pub(super) struct State<C, L, H> {
 pub(super) enum Standing<L> {
     First,
     Behind,
-    /// It was handed this lease, and has left the queue.
+    /// The first, who was handed this lease.
     HandedOver(L),
 }
 
@@ -61,15 +65,6 @@ pub(super) struct Left<C, L> {
     pub(super) handed_over: Option<L>,
 }
 
-/// Who is to be called when a lease was handed over.
-#[must_use]
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Served<C> {
-    pub(super) caller: C,
-    /// The caller who is the first thereby. It waits for a lease of this process from now on, and looks after it.
-    pub(super) next: Option<C>,
-}
-
 impl<C: Clone, L, H: PartialEq> State<C, L, H> {
     /// Also returns whether the caller is the first.
     pub(super) fn join(&mut self, caller: C) -> (Place, bool) {
@@ -80,21 +75,20 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
     pub(super) fn leave(&mut self, place: Place) -> Left<C, L> {
         let was_first = self.waiting.is_first(place);
         self.waiting.leave(place);
-        Left { next: self.first().filter(|_| was_first), handed_over: self.take(place) }
+        if was_first {
+            Left { next: self.first(), handed_over: self.handed_over.take() }
+        } else {
+            Left { next: None, handed_over: None }
+        }
     }
 
     /// Takes what was handed over to this caller.
     pub(super) fn standing(&mut self, place: Place) -> Standing<L> {
-        match self.take(place) {
-            Some(lease) => Standing::HandedOver(lease),
-            None if self.waiting.is_first(place) => Standing::First,
-            None => Standing::Behind,
+        if self.waiting.is_first(place) {
+            self.handed_over.take().map_or(Standing::First, Standing::HandedOver)
+        } else {
+            Standing::Behind
         }
-    }
-
-    fn take(&mut self, place: Place) -> Option<L> {
-        let at = self.handed_over.iter().position(|(whose, _)| *whose == place)?;
-        Some(self.handed_over.swap_remove(at).1)
     }
 
     /// The first caller has learned who has the lease.
@@ -115,18 +109,17 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
         self.shares
     }
 
-    /// Hands the lease that `make` makes over to the first caller, who is the next holder. Only the lease that was
-    /// granted last is handed over: another one was stolen before.
-    pub(super) fn serve_first(&mut self, by: &H, make: impl FnOnce(&C) -> Option<(L, H)>) -> Option<Served<C>> {
-        if self.holder.as_ref() != Some(by) {
+    /// Hands the lease that `make` makes over to the first caller, who is the next holder, and returns that caller.
+    /// Only the lease that was granted last is handed over: another one was stolen before.
+    pub(super) fn serve_first(&mut self, by: &H, make: impl FnOnce(&C) -> Option<(L, H)>) -> Option<C> {
+        if self.holder.as_ref() != Some(by) || self.handed_over.is_some() {
             return None;
         }
-        let (lease, holder) = make(self.waiting.first()?.1)?;
-        let (place, caller) = self.waiting.take_first().expect("BUG: it was there");
-        self.handed_over.push((place, lease));
-        self.holder = Some(holder);
+        let caller = self.first()?;
+        let (lease, holder) = make(&caller)?;
+        (self.handed_over, self.holder) = (Some(lease), Some(holder));
         self.answers += 1;
-        Some(Served { caller, next: self.first() })
+        Some(caller)
     }
 
     /// The store has granted the lease, to a holder who can hand it over to the next or to another one. Returns `false`
@@ -158,8 +151,8 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
 
 impl<C, L, H> Default for State<C, L, H> {
     fn default() -> Self {
-        let (waiting, handed_over) = (Fifo::default(), Vec::new());
-        Self { waiting, handed_over, answers: 0, shares: 0, fence: Fence::from(0), holder: None }
+        let waiting = Fifo::default();
+        Self { waiting, handed_over: None, answers: 0, shares: 0, fence: Fence::from(0), holder: None }
     }
 }
 
@@ -219,21 +212,25 @@ mod tests {
                 assert_eq!(served, None);
                 continue;
             };
-            assert_eq!(served, Some(Served { caller: 0, next: second }));
+            assert_eq!(served, Some(0));
             assert_eq!((queue.answers(), queue.holder()), (1, Some(&"next")));
-            assert_eq!(queue.standing(*first), Has("lease"));
-            assert_eq!(queue.standing(*first), Behind, "it was taken once");
-            assert!(others.first().is_none_or(|it| queue.standing(*it) == First));
             assert_eq!(queue.serve_first(&"holder", |_| panic!("it was handed over")), None);
+            assert_eq!(queue.serve_first(&"next", |_| panic!("it was not taken")), None);
+            assert!(others.iter().all(|it| queue.standing(*it) == Behind));
+            assert_eq!(queue.standing(*first), Has("lease"));
+            assert_eq!(queue.standing(*first), First, "it was taken once");
+            assert!(others.iter().all(|it| queue.standing(*it) == Behind));
+            assert_eq!(queue.leave(*first), Left { next: second, handed_over: None });
+            assert!(others.first().is_none_or(|it| queue.standing(*it) == First));
         }
     }
 
     #[test]
-    fn who_leaves_with_a_lease_returns_it_and_calls_nobody() {
-        let (mut queue, places) = with_callers(2);
-        let served = queue.serve_first(&"holder", |_| Some(("lease", "next")));
-        assert_eq!(served, Some(Served { caller: 0, next: Some(1) }));
-        assert_eq!(queue.leave(places[0]), Left { next: None, handed_over: Some("lease") });
+    fn who_leaves_with_a_lease_returns_it() {
+        let (mut queue, places) = with_callers(3);
+        assert_eq!(queue.serve_first(&"holder", |_| Some(("lease", "next"))), Some(0));
+        assert_eq!(queue.leave(places[2]), Left { next: None, handed_over: None });
+        assert_eq!(queue.leave(places[0]), Left { next: Some(1), handed_over: Some("lease") });
         assert_eq!(queue.leave(places[0]), Left { next: None, handed_over: None });
         assert_eq!(queue.first(), Some(1));
     }

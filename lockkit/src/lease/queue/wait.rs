@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 pub(crate) use super::asking::{FIRST_ANSWER, Outcome, Refused};
 use super::{
-    Queued, Queues,
+    HandedOver, Queued, Queues,
     asking::{Asking, Next},
 };
 use crate::{
@@ -52,7 +52,7 @@ pub(crate) struct Wait<'k> {
     pub(crate) under: Vec<Key>,
 }
 
-impl<L> Queues<L> {
+impl<L: HandedOver> Queues<L> {
     /// Asks the store until the lease is granted or the deadline has passed. The first attempt may take up to
     /// [`FIRST_ANSWER`] even if the deadline is earlier, so a short wait still gets an answer.
     ///
@@ -166,7 +166,7 @@ impl<L> Queues<L> {
     }
 }
 
-impl<L> Queued<L> {
+impl<L: HandedOver> Queued<L> {
     /// The lease that was handed over to this caller, or else the end of its wait.
     fn handed_over_or<T>(&self, refused: Refused) -> Waited<T, L> {
         self.take().map_or(Waited::Refused(refused), Waited::HandedOver)
@@ -196,6 +196,12 @@ mod tests {
     };
 
     use super::*;
+
+    impl HandedOver for () {
+        fn is_trusted(&self) -> bool {
+            unreachable!("nothing is handed over")
+        }
+    }
 
     /// Waits in a queue in which nothing is handed over, for a store that never reports releases.
     async fn wait<T, Fut: Future<Output = Result<Outcome<T>>>>(

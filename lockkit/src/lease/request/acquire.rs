@@ -212,10 +212,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::HandedOver(lease) => {
                     self.inner.keeper.take_over(lease.kept());
-                    if lease.is_trusted() {
-                        return Ok(vec![lease]);
-                    }
-                    self.check_not_closed()?;
+                    return Ok(vec![lease]);
                 }
                 Waited::Refused(refused) => match Box::pin(self.refusal(pending, started, refused, is_last)).await {
                     None => is_last = true,
