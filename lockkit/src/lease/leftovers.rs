@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use crate::{
-    lease::queue::wait::FIRST_ANSWER,
+    lease::{bounded::LIMIT, queue::wait::FIRST_ANSWER},
     mutex::Mutex,
     value::{key::Key, token::Token},
 };
@@ -39,8 +39,9 @@ use crate::{
 /// For how long a leftover counts after it was noted, or seen.
 const LASTS: Duration = Duration::from_mins(10);
 
-/// For how long one is known that a release has found: until what was asked before is answered.
-const GONE_LASTS: Duration = Duration::from_secs(2);
+/// For how long one is known that a release has found: until what was asked before is answered, and who waited for that
+/// answer has learned it.
+const GONE_LASTS: Duration = LIMIT.saturating_add(Duration::from_secs(1));
 
 /// How many of the last leftovers of a key are known.
 const MOST: usize = 256;

@@ -31,13 +31,18 @@ use crate::{
 /// How often a request claims a candidate in one try.
 const CLAIMS: u32 = 2;
 
+/// After so many claims, a try takes any candidate that is free: many requests that all claim the first one would let
+/// one of them win at a time.
+const IN_ORDER: u32 = 2;
+
 impl<S: LeaseStore> Leases<S> {
     /// A request for the lease of one of these keys: the first one that is free.
     ///
     /// Use it to share long jobs among processes without a table of jobs: each process takes a job that no other one
     /// has. The keys are tried in the order given, and a repeated key counts once; [`Lease::key`] is the key that was
-    /// taken. Where the order does not matter, shuffle the keys, so that processes that ask at the same moment do not
-    /// all claim the same one first. If the first key is free, the request sends one statement. Otherwise it reads the
+    /// taken. If other processes were faster at two of them, the others are tried in a random order. Where the order
+    /// does not matter, shuffle the keys, so that processes that ask at the same moment do not all claim the same one
+    /// first. If the first key is free, the request sends one statement. Otherwise it reads the
     /// held leases below the longest common prefix of the keys, so give them one of their own, such as `report:`. If
     /// 10,000 leases or more are held below it, the request also reads, one by one until one is free, the keys that it
     /// has not seen among them.
@@ -80,7 +85,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// store reports as free. Refused if none is free, or if others were faster [`TRIES`] times.
     ///
     /// A lease that the store reports as free may be refused nevertheless: another request was faster, or a transaction
-    /// has its row locked. It is claimed again if it is still free and no other one is, [`CLAIMS`] times at most.
+    /// has its row locked. It is claimed again if it is still free and no other one is, [`CLAIMS`] times at most. The
+    /// order of preference counts for the first [`IN_ORDER`] claims.
     pub(super) async fn try_any(
         &self,
         pending: &Pending<S>,
@@ -89,7 +95,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     ) -> Result<Outcome<Vec<Lease<S>>>> {
         let mut refusals: BTreeMap<&Key, u32> = BTreeMap::new();
         let mut next = candidates.first().filter(|_| likely_free);
-        for _ in 0..TRIES {
+        for tried in 1..=TRIES {
             if let Some(key) = next {
                 match self.try_keys(pending, slice::from_ref(key), true).await? {
                     Outcome::Held { .. } => *refusals.entry(key).or_default() += 1,
@@ -98,7 +104,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
             let claims = |key: &&Key| refusals.get(*key).copied().unwrap_or_default();
             let mut left: Vec<&Key> = candidates.iter().filter(|key| claims(key) < CLAIMS).collect();
-            // Stable, so in the order of preference otherwise.
+            if tried >= IN_ORDER {
+                fastrand::shuffle(&mut left);
+            }
+            // Stable: the order among those that were claimed equally often is kept.
             left.sort_by_key(claims);
             let (free, held) = self.first_free(candidates, left).await?;
             next = free;
@@ -248,15 +257,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn processes_that_ask_at_once_take_different_candidates() {
+    async fn processes_that_try_at_once_take_different_candidates() {
         let store = MemoryStore::new();
-        let keys: Vec<String> = (0..8).map(|it| format!("job:{it}")).collect();
+        let keys: Vec<String> = (0..4 * TRIES).map(|it| format!("job:{it}")).collect();
         let processes: Vec<_> = keys.iter().map(|_| Leases::new(store.client())).collect();
-        let taking = processes.iter().map(|it| tokio::spawn(it.any(keys.clone()).wait(60 * SECOND).acquire()));
+        let trying = processes.iter().map(|it| {
+            it.store().faults().slow(SECOND / 1000);
+            tokio::spawn(it.any(keys.clone()).try_acquire())
+        });
         let mut taken = BTreeSet::new();
         let mut leases = Vec::new();
-        for lease in taking.collect::<Vec<_>>() {
-            let lease = lease.await.unwrap().unwrap();
+        for lease in trying.collect::<Vec<_>>() {
+            let lease = lease.await.unwrap().unwrap().expect("there is one for each");
             assert!(taken.insert(lease.key().clone()));
             leases.push(lease);
         }

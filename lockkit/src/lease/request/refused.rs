@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     lease::{
-        bounded::{is_silence, limit_for},
+        bounded::{LIMIT, is_silence, limit_for},
         leftovers::{Keys, Left},
         queue::wait::{FIRST_ANSWER, Outcome, Refused},
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
@@ -75,8 +75,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         refused: Refused,
         is_last: bool,
     ) -> Option<Error> {
+        // The answer to a caller before this one may have been asked for before this one came.
+        let since = match refused {
+            Refused::NotFirst { .. } => started.checked_sub(LIMIT).unwrap_or(started),
+            Refused::Held | Refused::NoAnswer => started,
+        };
         // What the request itself took is in nobody's way but that of others.
-        let left = self.left(started);
+        let left = self.left(since);
         pending.release().await;
         let waited = started.elapsed();
         let answered = match refused {
@@ -94,7 +99,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
         let may_be_ours = match looking {
-            Ok(Ok(_)) if is_last => left.min(self.left(started)) == Left::Perhaps,
+            Ok(Ok(_)) if is_last => left.min(self.left(since)) == Left::Perhaps,
             _ => left > Left::Nothing,
         };
         let is_seen_free = matches!(looking, Ok(Ok(None)));
@@ -383,6 +388,25 @@ mod tests {
         tokio::time::sleep(6 * SECOND).await;
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_is_no_other_holder_to_a_caller_behind_who_came_later() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        let millis = Duration::from_millis;
+        leases.store().store.faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        leases.store().store.faults().script(Operation::Release, [Failure::Slow(millis(2))]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        // As a row that this claim has locked. The refusal takes 5 ms.
+        leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
+        let first = tokio::spawn(leases.lease("k").acquire());
+        tokio::time::sleep(millis(3)).await;
+        assert_eq!(leases.show("k").await.unwrap(), None, "it is gone");
+        leases.store().store.faults().script(Operation::Acquire, [Failure::Slow(millis(400))]);
+        let second = tokio::spawn(leases.lease("k").wait(millis(100)).acquire());
+        let _lease = first.await.unwrap().unwrap();
+        let err = second.await.unwrap().unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
     }
 
     #[tokio::test(start_paused = true)]
