@@ -39,9 +39,9 @@ use crate::{
 /// For how long a leftover counts after it was noted, or seen.
 const LASTS: Duration = Duration::from_mins(10);
 
-/// For how long one is known that a release has found: until what was asked before is answered, and who waited for that
-/// answer has learned it.
-const GONE_LASTS: Duration = LIMIT.saturating_add(Duration::from_secs(1));
+/// For how long one is known that a release has found: until what was asked before is answered, and the attempt after
+/// that, too.
+pub(super) const GONE_LASTS: Duration = LIMIT.saturating_mul(3);
 
 /// How many of the last leftovers of a key are known.
 const MOST: usize = 256;
@@ -107,7 +107,7 @@ impl Leftovers {
         let of_key = by_key.entry(key.clone()).or_default();
         of_key.retain(|it| it.token != token && it.counts());
         if of_key.len() == MOST {
-            of_key.remove(0);
+            of_key.remove(of_key.iter().position(|it| it.is_gone).unwrap_or(0));
         }
         of_key.push(Leftover { token, noted: Instant::now(), left: Left::Perhaps, is_gone: false });
     }
@@ -555,7 +555,8 @@ mod refusals {
         };
         let (first, second, ()) = tokio::join!(first, second, healed);
         assert!(second.unwrap().is_trusted());
-        assert!(first.unwrap_err().is_contended());
+        let err = first.unwrap_err();
+        assert!(err.is_contended(), "{err:?}");
     }
 
     #[tokio::test(start_paused = true)]

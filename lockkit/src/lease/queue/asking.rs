@@ -47,11 +47,11 @@ pub(crate) enum Outcome<T> {
 pub(crate) enum Refused {
     /// Another holder had the lease.
     Held,
-    /// The store had not answered.
+    /// The store had not answered the last attempt.
     NoAnswer,
     /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: one
-    /// of those had learned, since this one joined, who has the lease. In the last attempt also: had got what others
-    /// may have, too.
+    /// of those had learned, since this one joined, who has the lease, and the store has answered since. In the last
+    /// attempt also: had got what others may have, too.
     NotFirst { answered: bool },
 }
 
@@ -121,9 +121,7 @@ impl Asking {
     pub(super) fn answered<T>(&mut self, now: Instant, outcome: Outcome<T>) -> Next<T> {
         let took = now.saturating_duration_since(self.asked);
         self.asked = now;
-        if !matches!(outcome, Outcome::Silent) {
-            self.known = Refused::Held;
-        }
+        self.known = if matches!(outcome, Outcome::Silent) { Refused::NoAnswer } else { Refused::Held };
         let pause = match outcome {
             Outcome::Done(taken) => return Next::Done(taken),
             Outcome::Held { free_in: Some(free_in) } => {
@@ -239,7 +237,8 @@ mod tests {
         assert_eq!(at_the_end(&[], LOCKED), Next::GiveUp(Refused::Held));
         assert_eq!(at_the_end(&[], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
         assert_eq!(at_the_end(&[Outcome::Silent], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
-        assert_eq!(at_the_end(&[LOCKED], Outcome::Silent), Next::GiveUp(Refused::Held));
+        assert_eq!(at_the_end(&[LOCKED], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
+        assert_eq!(at_the_end(&[Outcome::Silent], LOCKED), Next::GiveUp(Refused::Held));
         assert_eq!(at_the_end(&[], Outcome::Done(())), Next::Done(()));
         let mut asking = Asking::new(start, deadline);
         assert_eq!(asking.answered(deadline - MILLI, HELD), between(1, 1), "no pause lasts beyond it");

@@ -183,6 +183,11 @@ impl<L> Queue<L> {
         self.answered.notify_waiters();
     }
 
+    /// Notes that the first caller of the queue has asked, and got no answer.
+    fn silent(&self) {
+        self.state.lock().silent();
+    }
+
     /// Notes that the first caller of the queue has got what the next one may have, too.
     fn shared(&self) {
         self.state.lock().shared();
@@ -244,9 +249,10 @@ impl<L: HandedOver> Queued<L> {
 }
 
 impl<L> Queued<L> {
-    /// Whether a caller of the queue has learned, since this one joined it, who has the lease.
+    /// Whether a caller of the queue has learned, since this one joined it, who has the lease, and each attempt after
+    /// that was answered.
     fn is_answered(&self) -> bool {
-        self.queue.state.lock().answers() != self.answers
+        self.queue.state.lock().is_answered(self.answers)
     }
 
     /// Whether a caller of the queue has got, since this one joined it, what others may have, too.

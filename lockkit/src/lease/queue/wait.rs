@@ -126,7 +126,7 @@ impl<L: HandedOver> Queues<L> {
                     };
                     let outcome = outcome?;
                     match outcome {
-                        Outcome::Silent => {}
+                        Outcome::Silent => queue.silent(),
                         Outcome::Done(_) if is_shared => queue.shared(),
                         _ => queue.answered(),
                     }

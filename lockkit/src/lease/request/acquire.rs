@@ -214,10 +214,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     self.inner.keeper.take_over(lease.kept());
                     return Ok(vec![lease]);
                 }
-                Waited::Refused(refused) => match Box::pin(self.refusal(pending, started, refused, is_last)).await {
-                    None => is_last = true,
-                    Some(err) => return Err(err),
-                },
+                Waited::Refused(refused) => {
+                    self.check_not_closed()?;
+                    match Box::pin(self.refusal(pending, started, refused, is_last)).await {
+                        None => is_last = true,
+                        Some(err) => return Err(err),
+                    }
+                }
             }
         }
     }
@@ -280,13 +283,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
-                // No other holder has the lease.
-                if self.inner.leftovers.recognises(&key, held.token) {
-                    return Ok(Outcome::Silent);
-                }
-                pending.saw(&held);
-                if self.needs(&key) {
-                    pending.set_in_the_way(key);
+                if !self.inner.leftovers.recognises(&key, held.token) {
+                    pending.saw(&held);
+                    if self.needs(&key) {
+                        pending.set_in_the_way(key);
+                    }
                 }
                 return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
             }

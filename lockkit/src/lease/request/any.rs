@@ -3,7 +3,8 @@
 //! The candidates are ordinary leases. A request claims the first one, and if that is held, reads which are held and
 //! claims the first of the others: one statement when the first candidate is free, three when others are held. Where
 //! the list is cut, because too many other leases are below the common prefix, it also reads the candidates that the
-//! list does not name, one by one until one is free. The requests of one process for one set of candidates share a
+//! list does not name, one by one until one is free. If that claim is refused too, it takes any other one, at random.
+//! The requests of one process for one set of candidates share a
 //! queue, in whatever order they prefer them; a release of any of the candidates wakes it. The request takes no
 //! tickets.
 
@@ -31,8 +32,8 @@ use crate::{
 /// How often a request claims a candidate in one try.
 const CLAIMS: u32 = 2;
 
-/// After so many claims, a try takes any candidate that is free: many requests that all claim the first one would let
-/// one of them win at a time.
+/// After so many claims, a try takes any candidate that is free. Of many requests that all claim the first one, one
+/// would win at a time.
 const IN_ORDER: u32 = 2;
 
 impl<S: LeaseStore> Leases<S> {
@@ -40,12 +41,11 @@ impl<S: LeaseStore> Leases<S> {
     ///
     /// Use it to share long jobs among processes without a table of jobs: each process takes a job that no other one
     /// has. The keys are tried in the order given, and a repeated key counts once; [`Lease::key`] is the key that was
-    /// taken. If other processes were faster at two of them, the others are tried in a random order. Where the order
-    /// does not matter, shuffle the keys, so that processes that ask at the same moment do not all claim the same one
-    /// first. If the first key is free, the request sends one statement. Otherwise it reads the
-    /// held leases below the longest common prefix of the keys, so give them one of their own, such as `report:`. If
-    /// 10,000 leases or more are held below it, the request also reads, one by one until one is free, the keys that it
-    /// has not seen among them.
+    /// taken. After two claims that were refused, any key that is free is claimed. Where the order does not matter,
+    /// shuffle the keys, so that processes that ask at the same moment do not all claim the same one first. If the
+    /// first key is free, the request sends one statement. Otherwise it reads the held leases below the longest common
+    /// prefix of the keys, so give them one of their own, such as `report:`. If 10,000 leases or more are held below
+    /// it, the request also reads, one by one until one is free, the keys that it has not seen among them.
     ///
     /// The request waits while all keys are held, without a place in the queues of the single keys: a request for one
     /// of them, or a process that asks more often, may take it first. It counts a key that the calling body itself
@@ -81,12 +81,12 @@ impl<S: LeaseStore> Leases<S> {
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Tries to take one of the leases. If the first one is likely to be free, claims it, and then the first that the
-    /// store reports as free. Refused if none is free, or if others were faster [`TRIES`] times.
+    /// Tries to take one of the leases. If the first one is likely to be free, claims it, and then those that the store
+    /// reports as free, the first [`IN_ORDER`] in the order of preference. Refused if none is free, or if others were
+    /// faster [`TRIES`] times.
     ///
     /// A lease that the store reports as free may be refused nevertheless: another request was faster, or a transaction
-    /// has its row locked. It is claimed again if it is still free and no other one is, [`CLAIMS`] times at most. The
-    /// order of preference counts for the first [`IN_ORDER`] claims.
+    /// has its row locked. It is claimed again if it is still free and no other one is, [`CLAIMS`] times at most.
     pub(super) async fn try_any(
         &self,
         pending: &Pending<S>,
@@ -94,25 +94,27 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         likely_free: bool,
     ) -> Result<Outcome<Vec<Lease<S>>>> {
         let mut refusals: BTreeMap<&Key, u32> = BTreeMap::new();
-        let mut next = candidates.first().filter(|_| likely_free);
-        for tried in 1..=TRIES {
-            if let Some(key) = next {
-                match self.try_keys(pending, slice::from_ref(key), true).await? {
-                    Outcome::Held { .. } => *refusals.entry(key).or_default() += 1,
-                    outcome => return Ok(outcome),
+        let mut likely = candidates.first().filter(|_| likely_free);
+        for claimed in 0..TRIES {
+            let key = if let Some(key) = likely.take() {
+                key
+            } else {
+                let claims = |key: &&Key| refusals.get(*key).copied().unwrap_or_default();
+                let mut left: Vec<&Key> = candidates.iter().filter(|key| claims(key) < CLAIMS).collect();
+                if claimed >= IN_ORDER {
+                    fastrand::shuffle(&mut left);
                 }
-            }
-            let claims = |key: &&Key| refusals.get(*key).copied().unwrap_or_default();
-            let mut left: Vec<&Key> = candidates.iter().filter(|key| claims(key) < CLAIMS).collect();
-            if tried >= IN_ORDER {
-                fastrand::shuffle(&mut left);
-            }
-            // Stable: the order among those that were claimed equally often is kept.
-            left.sort_by_key(claims);
-            let (free, held) = self.first_free(candidates, left).await?;
-            next = free;
-            if next.is_none() {
-                return Ok(Outcome::Held { free_in: held.iter().map(|it| it.info.expires_in).min() });
+                // Stable: the order among those that were claimed equally often is kept.
+                left.sort_by_key(claims);
+                let (free, held) = self.first_free(candidates, left).await?;
+                let Some(key) = free else {
+                    return Ok(Outcome::Held { free_in: held.iter().map(|it| it.info.expires_in).min() });
+                };
+                key
+            };
+            match self.try_keys(pending, slice::from_ref(key), true).await? {
+                Outcome::Held { .. } => *refusals.entry(key).or_default() += 1,
+                outcome => return Ok(outcome),
             }
         }
         // Other requests were faster each time.

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     lease::{
-        bounded::{LIMIT, is_silence, limit_for},
-        leftovers::{Keys, Left},
+        bounded::{is_silence, limit_for},
+        leftovers::{GONE_LASTS, Keys, Left},
         queue::wait::{FIRST_ANSWER, Outcome, Refused},
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
     },
@@ -75,9 +75,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         refused: Refused,
         is_last: bool,
     ) -> Option<Error> {
-        // The answer to a caller before this one may have been asked for before this one came.
+        // What a caller before this one was told may have been asked before this one came.
         let since = match refused {
-            Refused::NotFirst { .. } => started.checked_sub(LIMIT).unwrap_or(started),
+            Refused::NotFirst { .. } => started.checked_sub(GONE_LASTS).unwrap_or(started),
             Refused::Held | Refused::NoAnswer => started,
         };
         // What the request itself took is in nobody's way but that of others.
@@ -98,10 +98,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held | Refused::NoAnswer => QUICK,
         };
         let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
-        let may_be_ours = match looking {
-            Ok(Ok(_)) if is_last => left.min(self.left(since)) == Left::Perhaps,
-            _ => left > Left::Nothing,
+        let was_answered = match &looking {
+            Ok(Ok(_)) => true,
+            Ok(Err(err)) => err.is_transient(),
+            Err(_) => false,
         };
+        let may_be_ours =
+            if is_last && was_answered { left.min(self.left(since)) == Left::Perhaps } else { left > Left::Nothing };
         let is_seen_free = matches!(looking, Ok(Ok(None)));
         let (held, unknown) = match looking {
             Ok(Ok(held)) => (held, None),
@@ -407,6 +410,22 @@ mod tests {
         let _lease = first.await.unwrap().unwrap();
         let err = second.await.unwrap().unwrap_err();
         assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_the_leases_were_closed_meanwhile_no_holder_is_named() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store));
+        let _lease = there.lease("k").acquire().await.unwrap();
+        here.store().faults().script(Operation::Acquire, [Failure::Silent]);
+        let first = tokio::spawn(here.lease("k").acquire());
+        tokio::task::yield_now().await;
+        let second = tokio::spawn(here.lease("k").wait(SECOND).acquire());
+        tokio::task::yield_now().await;
+        _ = here.close().await;
+        for closed in [second, first] {
+            assert!(matches!(closed.await.unwrap(), Err(Error::Closed { .. })));
+        }
     }
 
     #[tokio::test(start_paused = true)]
