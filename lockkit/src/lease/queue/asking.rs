@@ -47,11 +47,11 @@ pub(crate) enum Outcome<T> {
 pub(crate) enum Refused {
     /// Another holder had the lease.
     Held,
-    /// The store had not answered the last attempt.
+    /// The store had not answered the last attempt that had time for an answer.
     NoAnswer,
     /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: one
-    /// of those had learned, since this one joined, who has the lease, and the store has answered since. In the last
-    /// attempt also: had got what others may have, too.
+    /// of those had learned, since this one joined, who has the lease, and no attempt since was without an answer. In
+    /// the last attempt also: had got what others may have, too.
     NotFirst { answered: bool },
 }
 
@@ -107,6 +107,14 @@ impl Asking {
     }
 
     pub(super) fn known(&self) -> Refused {
+        self.known
+    }
+
+    /// The deadline has come before an answer. What was known before the attempt counts if that was short.
+    pub(super) fn cut_off(&mut self, now: Instant) -> Refused {
+        if now.saturating_duration_since(self.asked) >= FIRST_ANSWER {
+            self.known = Refused::NoAnswer;
+        }
         self.known
     }
 
@@ -256,6 +264,8 @@ mod tests {
         assert!(!asking.is_over(start) && asking.is_over(start + MILLI));
         assert_eq!(asking.send(start), start + MILLI);
         assert_eq!(asking.known(), Refused::Held);
+        assert_eq!(asking.cut_off(start + FIRST_ANSWER - MILLI), Refused::Held);
+        assert_eq!(asking.cut_off(start + FIRST_ANSWER), Refused::NoAnswer);
     }
 
     #[test]

@@ -108,8 +108,8 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
         self.answers
     }
 
-    /// Whether a caller has learned who has the lease since there were so many `answers`, and each attempt after that
-    /// was answered.
+    /// Whether a caller has learned who has the lease since there were so many `answers`, and no attempt after that was
+    /// without an answer.
     pub(super) fn is_answered(&self, answers: u64) -> bool {
         self.answers != answers && !self.is_silent
     }
@@ -117,6 +117,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
     /// The first caller has got what the next one may have, too.
     pub(super) fn shared(&mut self) {
         self.shares += 1;
+        self.is_silent = false;
     }
 
     pub(super) fn shares(&self) -> u64 {
@@ -219,6 +220,9 @@ mod tests {
             assert_eq!((queue.answers(), queue.shares()), (1, 1));
             queue.silent();
             assert_eq!((queue.is_answered(0), queue.is_answered(1)), (false, false));
+            queue.shared();
+            assert_eq!((queue.is_answered(0), queue.is_answered(1)), (true, false));
+            queue.silent();
             queue.answered();
             assert_eq!((queue.is_answered(0), queue.is_answered(2)), (true, false));
 

@@ -122,7 +122,11 @@ impl<L: HandedOver> Queues<L> {
                         answer = timeout_at(limit, ask(likely_free)) => answer,
                     };
                     let Ok(outcome) = answer else {
-                        return Ok(queued.handed_over_or(asking.known()));
+                        let refused = asking.cut_off(Instant::now());
+                        if refused == Refused::NoAnswer {
+                            queue.silent();
+                        }
+                        return Ok(queued.handed_over_or(refused));
                     };
                     let outcome = outcome?;
                     match outcome {

@@ -87,7 +87,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let answered = match refused {
             Refused::Held => true,
             Refused::NotFirst { answered } => answered,
-            Refused::NoAnswer => pending.in_the_way().is_some(),
+            Refused::NoAnswer => false,
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
         let looked = Instant::now();
@@ -119,7 +119,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 self.are_gone_soon().await;
             }
             return None;
-        } else if may_be_ours && answered && refused != Refused::NoAnswer {
+        } else if may_be_ours && answered {
             if !is_last && self.are_gone_soon().await {
                 return None;
             }
@@ -410,6 +410,29 @@ mod tests {
         let _lease = first.await.unwrap().unwrap();
         let err = second.await.unwrap().unwrap_err();
         assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_from_before_an_outage_is_no_answer() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store));
+        let _lease = there.lease("k").acquire().await.unwrap();
+        let _permit = there.semaphore("k", 1).acquire().await.unwrap();
+        let faults = here.store().faults();
+        for wait in [20 * SECOND, 2 * SECOND] {
+            let mut asking = Vec::new();
+            for wait in [wait, wait + SECOND] {
+                for request in [here.lease("k").fair(), here.semaphore("k", 1)] {
+                    asking.push(tokio::spawn(request.wait(wait).acquire()));
+                }
+            }
+            tokio::time::sleep(SECOND).await;
+            faults.pause();
+            for asked in asking {
+                assert_unanswered(asked.await.unwrap());
+            }
+            faults.heal();
+        }
     }
 
     #[tokio::test(start_paused = true)]
