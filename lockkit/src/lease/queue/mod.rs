@@ -249,8 +249,8 @@ impl<L: HandedOver> Queued<L> {
 }
 
 impl<L> Queued<L> {
-    /// Whether a caller of the queue has learned, since this one joined it, who has the lease, and no attempt after that
-    /// was without an answer.
+    /// Whether a caller of the queue has learned, since this one joined it, who has the lease, and no attempt after
+    /// that was without an answer.
     fn is_answered(&self) -> bool {
         self.queue.state.lock().is_answered(self.answers)
     }

@@ -4,8 +4,8 @@
 //! claims the first of the others: one statement when the first candidate is free, three when others are held. If that
 //! claim is refused too, it takes any other one, at random. Where the list is cut, because too many other leases are
 //! below the common prefix, it also reads the candidates that the list does not name, one by one until one is free. The
-//! requests of one process for one set of candidates share a queue, in whatever order they prefer them; a release of any
-//! of the candidates wakes it. The request takes no tickets.
+//! requests of one process for one set of candidates share a queue, in whatever order they prefer them; a release of
+//! any of the candidates wakes it. The request takes no tickets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
