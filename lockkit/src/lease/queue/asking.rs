@@ -47,11 +47,11 @@ pub(crate) enum Outcome<T> {
 pub(crate) enum Refused {
     /// Another holder had the lease.
     Held,
-    /// The store had not answered the last attempt that had time for an answer.
+    /// The store had not answered.
     NoAnswer,
     /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: one
-    /// of those had learned, since this one joined, who has the lease, and no attempt since was without an answer. In
-    /// the last attempt also: had got what others may have, too.
+    /// of those had learned, since this one joined, who has the lease. In the last attempt also: had got what others
+    /// may have, too.
     NotFirst { answered: bool },
 }
 
@@ -110,14 +110,6 @@ impl Asking {
         self.known
     }
 
-    /// The deadline has come before an answer. What was known before the attempt counts if that was short.
-    pub(super) fn cut_off(&mut self, now: Instant) -> Refused {
-        if now.saturating_duration_since(self.asked) >= FIRST_ANSWER {
-            self.known = Refused::NoAnswer;
-        }
-        self.known
-    }
-
     /// A holder of this process has the lease, and trusts in it for this time. Its release, or its loss, ends a pause.
     pub(super) fn held_here<T>(&mut self, now: Instant, left: Duration) -> Next<T> {
         self.known = Refused::Held;
@@ -129,7 +121,9 @@ impl Asking {
     pub(super) fn answered<T>(&mut self, now: Instant, outcome: Outcome<T>) -> Next<T> {
         let took = now.saturating_duration_since(self.asked);
         self.asked = now;
-        self.known = if matches!(outcome, Outcome::Silent) { Refused::NoAnswer } else { Refused::Held };
+        if !matches!(outcome, Outcome::Silent) {
+            self.known = Refused::Held;
+        }
         let pause = match outcome {
             Outcome::Done(taken) => return Next::Done(taken),
             Outcome::Held { free_in: Some(free_in) } => {
@@ -245,8 +239,7 @@ mod tests {
         assert_eq!(at_the_end(&[], LOCKED), Next::GiveUp(Refused::Held));
         assert_eq!(at_the_end(&[], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
         assert_eq!(at_the_end(&[Outcome::Silent], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
-        assert_eq!(at_the_end(&[LOCKED], Outcome::Silent), Next::GiveUp(Refused::NoAnswer));
-        assert_eq!(at_the_end(&[Outcome::Silent], LOCKED), Next::GiveUp(Refused::Held));
+        assert_eq!(at_the_end(&[LOCKED], Outcome::Silent), Next::GiveUp(Refused::Held));
         assert_eq!(at_the_end(&[], Outcome::Done(())), Next::Done(()));
         let mut asking = Asking::new(start, deadline);
         assert_eq!(asking.answered(deadline - MILLI, HELD), between(1, 1), "no pause lasts beyond it");
@@ -264,8 +257,6 @@ mod tests {
         assert!(!asking.is_over(start) && asking.is_over(start + MILLI));
         assert_eq!(asking.send(start), start + MILLI);
         assert_eq!(asking.known(), Refused::Held);
-        assert_eq!(asking.cut_off(start + FIRST_ANSWER - MILLI), Refused::Held);
-        assert_eq!(asking.cut_off(start + FIRST_ANSWER), Refused::NoAnswer);
     }
 
     #[test]

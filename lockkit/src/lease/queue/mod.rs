@@ -183,11 +183,6 @@ impl<L> Queue<L> {
         self.answered.notify_waiters();
     }
 
-    /// Notes that the first caller of the queue has asked, and got no answer.
-    fn silent(&self) {
-        self.state.lock().silent();
-    }
-
     /// Notes that the first caller of the queue has got what the next one may have, too.
     fn shared(&self) {
         self.state.lock().shared();
@@ -249,10 +244,9 @@ impl<L: HandedOver> Queued<L> {
 }
 
 impl<L> Queued<L> {
-    /// Whether a caller of the queue has learned, since this one joined it, who has the lease, and no attempt after
-    /// that was without an answer.
+    /// Whether a caller of the queue has learned, since this one joined it, who has the lease.
     fn is_answered(&self) -> bool {
-        self.queue.state.lock().is_answered(self.answers)
+        self.queue.state.lock().answers() != self.answers
     }
 
     /// Whether a caller of the queue has got, since this one joined it, what others may have, too.

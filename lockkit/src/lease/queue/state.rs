@@ -9,7 +9,7 @@
 //! | `join` | it, who is the first | · | · |
 //! | the first leaves | | · | the second, who is the first now |
 //! | another one leaves | | | · |
-//! | `answered`, `silent`, `shared` | · | · | · |
+//! | `answered`, `shared` | · | · | · |
 //! | `serve_first` by the last holder | refuse | the first, with the lease | the first, with the lease |
 //! | `serve_first` of what the first does not want | refuse | refuse | refuse |
 //! | `serve_first` by another holder | refuse | refuse | refuse |
@@ -38,8 +38,6 @@ pub(super) struct State<C, L, H> {
     handed_over: Option<L>,
     /// How often the first of them learned who has the lease, or got it alone.
     answers: u64,
-    /// Its last attempt was not answered.
-    is_silent: bool,
     /// How often the first of them got what the next one may have, too.
     shares: u64,
     /// The greatest fence that the store has granted to this process.
@@ -96,28 +94,15 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
     /// The first caller has learned who has the lease.
     pub(super) fn answered(&mut self) {
         self.answers += 1;
-        self.is_silent = false;
-    }
-
-    /// The first caller has asked, and got no answer.
-    pub(super) fn silent(&mut self) {
-        self.is_silent = true;
     }
 
     pub(super) fn answers(&self) -> u64 {
         self.answers
     }
 
-    /// Whether a caller has learned who has the lease since there were so many `answers`, and no attempt after that was
-    /// without an answer.
-    pub(super) fn is_answered(&self, answers: u64) -> bool {
-        self.answers != answers && !self.is_silent
-    }
-
     /// The first caller has got what the next one may have, too.
     pub(super) fn shared(&mut self) {
         self.shares += 1;
-        self.is_silent = false;
     }
 
     pub(super) fn shares(&self) -> u64 {
@@ -133,7 +118,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
         let caller = self.first()?;
         let (lease, holder) = make(&caller)?;
         (self.handed_over, self.holder) = (Some(lease), Some(holder));
-        self.answered();
+        self.answers += 1;
         Some(caller)
     }
 
@@ -167,8 +152,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
 impl<C, L, H> Default for State<C, L, H> {
     fn default() -> Self {
         let waiting = Fifo::default();
-        let fence = Fence::from(0);
-        Self { waiting, handed_over: None, answers: 0, is_silent: false, shares: 0, fence, holder: None }
+        Self { waiting, handed_over: None, answers: 0, shares: 0, fence: Fence::from(0), holder: None }
     }
 }
 
@@ -218,13 +202,6 @@ mod tests {
             assert_eq!((queue.answers(), queue.shares(), queue.first()), (1, 0, places.first().map(|_| 0)));
             queue.shared();
             assert_eq!((queue.answers(), queue.shares()), (1, 1));
-            queue.silent();
-            assert_eq!((queue.is_answered(0), queue.is_answered(1)), (false, false));
-            queue.shared();
-            assert_eq!((queue.is_answered(0), queue.is_answered(1)), (true, false));
-            queue.silent();
-            queue.answered();
-            assert_eq!((queue.is_answered(0), queue.is_answered(2)), (true, false));
 
             let (mut queue, places) = with_callers(count);
             assert_eq!(queue.serve_first(&"another", |_| panic!("it is not asked")), None);

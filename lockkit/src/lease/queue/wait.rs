@@ -122,15 +122,11 @@ impl<L: HandedOver> Queues<L> {
                         answer = timeout_at(limit, ask(likely_free)) => answer,
                     };
                     let Ok(outcome) = answer else {
-                        let refused = asking.cut_off(Instant::now());
-                        if refused == Refused::NoAnswer {
-                            queue.silent();
-                        }
-                        return Ok(queued.handed_over_or(refused));
+                        return Ok(queued.handed_over_or(asking.known()));
                     };
                     let outcome = outcome?;
                     match outcome {
-                        Outcome::Silent => queue.silent(),
+                        Outcome::Silent => {}
                         Outcome::Done(_) if is_shared => queue.shared(),
                         _ => queue.answered(),
                     }

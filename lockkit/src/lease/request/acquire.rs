@@ -283,11 +283,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
-                if !self.inner.leftovers.recognises(&key, held.token) {
-                    pending.saw(&held);
-                    if self.needs(&key) {
-                        pending.set_in_the_way(key);
-                    }
+                // No other holder has the lease.
+                if self.inner.leftovers.recognises(&key, held.token) {
+                    return Ok(Outcome::Silent);
+                }
+                pending.saw(&held);
+                if self.needs(&key) {
+                    pending.set_in_the_way(key);
                 }
                 return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
             }

@@ -63,7 +63,8 @@ pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
-    /// an answer of the store said that another holder has the lease, or a trusted holder of this process has it.
+    /// an answer of the store said that another holder has the lease, and the store has not been away since, or a
+    /// trusted holder of this process has it.
     ///
     /// `None`: ask once more, because nobody is seen to hold it. A caller before this one has just sent its first
     /// claim, or has got what others may have, too; or what was left of this process was in the way, and is gone. The
@@ -87,7 +88,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let answered = match refused {
             Refused::Held => true,
             Refused::NotFirst { answered } => answered,
-            Refused::NoAnswer => false,
+            Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
         let looked = Instant::now();
@@ -98,13 +99,17 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held | Refused::NoAnswer => QUICK,
         };
         let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
-        let was_answered = match &looking {
+        let was_looked = match &looking {
             Ok(Ok(_)) => true,
             Ok(Err(err)) => err.is_transient(),
             Err(_) => false,
         };
+        // Who held it before an outage may be long gone.
+        let is_away = self.inner.store().unreachable_for().is_some_and(|it| it >= FIRST_ANSWER);
+        let answered = answered && (was_looked || !is_away);
+        let is_known = is_known && answered;
         let may_be_ours =
-            if is_last && was_answered { left.min(self.left(since)) == Left::Perhaps } else { left > Left::Nothing };
+            if is_last && was_looked { left.min(self.left(since)) == Left::Perhaps } else { left > Left::Nothing };
         let is_seen_free = matches!(looking, Ok(Ok(None)));
         let (held, unknown) = match looking {
             Ok(Ok(held)) => (held, None),
@@ -119,7 +124,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 self.are_gone_soon().await;
             }
             return None;
-        } else if may_be_ours && answered {
+        } else if may_be_ours && answered && refused != Refused::NoAnswer {
             if !is_last && self.are_gone_soon().await {
                 return None;
             }
@@ -419,20 +424,33 @@ mod tests {
         let _lease = there.lease("k").acquire().await.unwrap();
         let _permit = there.semaphore("k", 1).acquire().await.unwrap();
         let faults = here.store().faults();
-        for wait in [20 * SECOND, 2 * SECOND] {
-            let mut asking = Vec::new();
-            for wait in [wait, wait + SECOND] {
-                for request in [here.lease("k").fair(), here.semaphore("k", 1)] {
-                    asking.push(tokio::spawn(request.wait(wait).acquire()));
-                }
+        let mut asking = Vec::new();
+        for _ in 0..2 {
+            for request in [here.lease("k").fair(), here.semaphore("k", 1)] {
+                asking.push(tokio::spawn(request.wait(20 * SECOND).acquire()));
             }
-            tokio::time::sleep(SECOND).await;
-            faults.pause();
-            for asked in asking {
-                assert_unanswered(asked.await.unwrap());
-            }
-            faults.heal();
         }
+        tokio::time::sleep(SECOND).await;
+        faults.pause();
+        for asked in asking {
+            assert_unanswered(asked.await.unwrap());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_slow_or_fails_once_after_its_answer_is_not_away() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store));
+        let _lease = there.lease("k").acquire().await.unwrap();
+        here.store().faults().script(Operation::List, [Failure::None, Failure::Refused]);
+        let _permit = there.semaphore("k", 1).acquire().await.unwrap();
+        let err = here.semaphore("k", 1).wait(SECOND / 1000).acquire().await.unwrap_err();
+        let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
+        assert!(holder.as_lease().is_none(), "unknown: {holder}");
+        // The deadline cuts off an attempt of several calls, and the last look has no time.
+        here.store().faults().slow(SECOND / 5);
+        let err = here.lease("k").wait(SECOND).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { .. }), "{err:?}");
     }
 
     #[tokio::test(start_paused = true)]
