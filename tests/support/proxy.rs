@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use url::Url;
@@ -34,10 +34,10 @@ struct State {
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
     reply_delay_ms: AtomicU64,
-    reset: Notify,
-    /// The number of the next connection, and of the first that is not silent.
+    /// The number of the next connection, of the first that is not silent, and of the first that is not broken.
     connections: AtomicU64,
     first_heard: AtomicU64,
+    first_whole: watch::Sender<u64>,
     /// What a request must contain for all replies to be held back from then on.
     holds_replies_to: Mutex<Option<&'static str>>,
     holds_replies: watch::Sender<bool>,
@@ -67,9 +67,9 @@ impl Proxy {
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
             reply_delay_ms: AtomicU64::new(0),
-            reset: Notify::new(),
             connections: AtomicU64::new(0),
             first_heard: AtomicU64::new(0),
+            first_whole: watch::Sender::new(0),
             holds_replies_to: Mutex::default(),
             holds_replies: watch::Sender::new(false),
             replaced: Mutex::default(),
@@ -157,7 +157,7 @@ impl Proxy {
     pub fn reset(&self) {
         // One that is about to look whether its gate is shut finds that it is silent, whatever is opened after this.
         self.half_open();
-        self.state.reset.notify_waiters();
+        self.state.first_whole.send_replace(self.state.first_heard.load(Ordering::SeqCst));
     }
 }
 
@@ -176,8 +176,6 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 }
 
 async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
-    // From before it has a number: a `reset` that makes it silent also breaks it.
-    let reset = state.reset.notified();
     let number = state.connections.fetch_add(1, Ordering::SeqCst);
     let is_silent = || number < state.first_heard.load(Ordering::SeqCst);
     let mut server = TcpStream::connect(&state.server).await?;
@@ -216,8 +214,9 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     };
     let delay = || Duration::from_millis(state.reply_delay_ms.load(Ordering::SeqCst));
     let replies = pump(&mut from_server, &mut to_client, &replies_gates, answered, delay);
+    let mut first_whole = state.first_whole.subscribe();
     tokio::select! {
-        () = reset => {
+        Ok(_) = first_whole.wait_for(|first| number < *first) => {
             client.set_zero_linger()?;
             server.set_zero_linger()?;
         }
