@@ -40,7 +40,7 @@ pub(crate) struct Books {
     repeated: BTreeMap<(usize, i64), BTreeSet<u64>>,
     /// Whether processes are stopped, and so may be late.
     is_stopped: bool,
-    /// Whether one process writes each row, and nothing fails.
+    /// Whether one process writes each row, nothing fails, and a task that rests does not wait for the only connection.
     is_alone: bool,
 }
 
@@ -59,7 +59,10 @@ impl Books {
         let is_long = |it: &What| matches!(it, What::Deal(Deal::Update(update)) if update.pause > 100);
         Self {
             is_stopped: plan.faults.iter().any(|(_, it)| matches!(it, Fault::Stop { .. })),
-            is_alone: plan.is_calm() && plan.processes.len() == 1 && !plan.has(&is_long),
+            is_alone: plan.is_calm()
+                && plan.processes.len() == 1
+                && plan.settings.connections > 1
+                && !plan.has(&is_long),
             ..Self::default()
         }
     }
