@@ -16,5 +16,5 @@ pub mod zookeeper;
 
 pub use crate::{
     folder::{Folder, folder_for_data},
-    program::{Program, free_port},
+    program::{Program, free_port, is_free},
 };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, fs, io, thread};
+use std::{env, fs, thread};
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
@@ -129,14 +129,17 @@ pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 90 * 100).expect("BUG: less than 9,000");
     let mut ports = (0..9_000).map(|_| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 9_000);
-    ports.find(|port| is_free(*port).is_ok()).expect("a free port")
+    ports.find(|port| is_free(*port)).expect("a free port")
 }
 
-/// Binds the port and does not listen on it. A process that another thread starts at this moment has a copy of the
-/// socket until it executes its program, and on one that listens [`Program::start`] would be answered by the kernel.
-fn is_free(port: u16) -> io::Result<()> {
-    let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    Ok(net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?)
+/// Whether a port can be bound. It is not listened on: a process that another thread starts meanwhile has a copy of the
+/// socket until it executes its program, and the kernel would answer whoever waits for a server there.
+pub fn is_free(port: u16) -> bool {
+    let bound = || {
+        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+    };
+    bound().is_ok()
 }
 
 fn spawn(command: &[String], log: &Path) -> Child {

@@ -7,11 +7,12 @@ mod mysql;
 mod pgbouncer;
 mod postgres;
 
-use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
+
+use lockkit_store_servers::is_free;
 
 pub use self::group::{REPLICATOR, forget_its_number, make_member};
 pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
@@ -73,7 +74,6 @@ const BLOCK: u32 = 20;
 pub fn free_ports(count: u16) -> io::Result<u16> {
     // Neighbours start at the same time, and none of them has its ports yet: each looks among ports of its own.
     let first = 20_000 + u16::try_from(std::process::id() % 500 * BLOCK).expect("BUG: less than 10,000");
-    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     (first..first + 1_000)
         .step_by(BLOCK as usize)
         .find(|port| (*port..port + count).all(is_free))
