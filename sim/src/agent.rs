@@ -408,6 +408,13 @@ impl World {
         self.places[process].agent.stopped = self.now;
     }
 
+    /// The time that the process has noticed: when it goes on after a stop, an answer and the end of its time come at
+    /// once.
+    pub(crate) fn noticed(&self, process: usize, at: u64) -> u64 {
+        let Agent { stopped, woken, .. } = self.places[process].agent;
+        if at < woken + 1000 { stopped } else { at }
+    }
+
     /// Keeps an event for the time when the process goes on. Returns it if the process runs.
     pub(crate) fn defers(&mut self, event: Event) -> Option<Event> {
         let process = match &event {
@@ -424,6 +431,7 @@ impl World {
     /// The process goes on. If something has arrived meanwhile, its client does not notice that it was silent for long.
     pub(crate) fn wakes_agent(&mut self, process: usize) {
         let now = self.now;
+        self.places[process].agent.woken = now;
         let Some(sessions) = &self.sessions else { return };
         let (timeout, kind) = (sessions.timeout, self.settings.kind);
         let deferred = std::mem::take(&mut self.places[process].agent.deferred);
@@ -435,7 +443,6 @@ impl World {
             self.plan(now, event);
         }
         let agent = &mut self.places[process].agent;
-        agent.woken = now;
         if kind != Kind::ZooKeeper {
             return;
         }

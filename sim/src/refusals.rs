@@ -196,9 +196,10 @@ impl World {
             let caller = |callers: &[Caller]| callers.iter().find(|it| it.number == number).copied();
             callers.filter_map(|((_, name), callers)| Some((*name, caller(callers)?))).collect()
         };
+        let noticed = self.noticed(process, at);
         let is_known = |(name, caller): &(&'static str, Caller)| {
             let is_trusted = caller.was_trusted || self.trusts_any(process, name);
-            is_trusted || self.refusals.is_known(process, name, *caller, at)
+            is_trusted || self.refusals.is_known(process, name, *caller, noticed)
         };
         let is_right = if needs_one { asked.iter().all(is_known) } else { asked.iter().any(is_known) };
         if !is_right {

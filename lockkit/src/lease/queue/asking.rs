@@ -50,8 +50,8 @@ pub(crate) enum Refused {
     /// The store had not answered.
     NoAnswer,
     /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: one
-    /// of those had learned, since this one joined, who has the lease. In the last attempt also: had got what others
-    /// may have, too.
+    /// of those had learned, since this one joined, who has the lease. For a caller that asks again also: had got what
+    /// others may have, too.
     NotFirst { answered: bool },
 }
 

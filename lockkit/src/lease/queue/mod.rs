@@ -507,7 +507,7 @@ mod tests {
             Box::pin(async move {
                 let lease = request.await.unwrap();
                 served.lock().push(number);
-                lease.release().await.unwrap();
+                assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
             })
         };
         let (mut second, mut third) = (caller(2), caller(3));

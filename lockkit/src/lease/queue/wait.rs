@@ -41,9 +41,9 @@ pub(crate) struct Wait<'k> {
     /// The keys of the leases, if they are known in advance.
     pub(crate) keys: &'k [Key],
     pub(crate) deadline: Instant,
-    /// Whether this is the last attempt. It waits up to [`FIRST_ANSWER`] for its turn even if the deadline has passed,
-    /// and no longer than until a caller before it learns who has the lease.
-    pub(crate) is_last: bool,
+    /// Whether the caller was refused, and asks again. It then waits up to [`FIRST_ANSWER`] for its turn even if the
+    /// deadline has passed, and no longer than until a caller before it learns who has the lease.
+    pub(crate) is_again: bool,
     /// Whether the grant to one caller may leave something for the next one.
     pub(crate) is_shared: bool,
     /// The lease that the caller takes from a holder of this process.
@@ -62,7 +62,7 @@ impl<L: HandedOver> Queues<L> {
     /// asked once a second.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        Wait { queue_key, keys, deadline, is_last, is_shared, wants, under }: Wait<'k>,
+        Wait { queue_key, keys, deadline, is_again, is_shared, wants, under }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T, L>>
@@ -78,15 +78,15 @@ impl<L: HandedOver> Queues<L> {
         let its_turn = tokio::select! {
             biased;
             its_turn = queued.first_or_handed_over() => Some(its_turn),
-            () = queued.answered(), if is_last => None,
-            () = sleep_until(if is_last { Instant::now() + FIRST_ANSWER } else { deadline }) => None,
+            () = queued.answered(), if is_again => None,
+            () = sleep_until(if is_again { Instant::now() + FIRST_ANSWER } else { deadline }) => None,
         };
         match its_turn {
             Some(None) => {}
             Some(Some(handed_over)) => return Ok(Waited::HandedOver(handed_over)),
             None => {
-                // In the last attempt, nobody is refused because those before it were granted, but for want of time.
-                let answered = queued.is_answered() || is_last && queued.others_share();
+                // Who asks again is refused for want of time, not because those before it were granted.
+                let answered = queued.is_answered() || is_again && queued.others_share();
                 return Ok(queued.handed_over_or(Refused::NotFirst { answered }));
             }
         }
@@ -213,7 +213,7 @@ mod tests {
             queue_key: Key::from("k"),
             keys: &[],
             deadline,
-            is_last: false,
+            is_again: false,
             is_shared: false,
             wants: None,
             under: Vec::new(),

@@ -153,17 +153,17 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Asks once, or again where what this process has left was in the way. Releases what it took on the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
-        let mut is_last = false;
+        let mut again = None;
         loop {
             let (pending, started) = (Pending::default(), Instant::now());
             let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
             let outcome = understood(&pending, outcome);
             if matches!(outcome, Ok(Outcome::Held { .. })) && self.left(started) > Left::Nothing {
                 // Boxed, as all that is rare: the future of every caller has room for what is not.
-                match Box::pin(self.refusal(&pending, started, Refused::Held, is_last)).await {
-                    None => is_last = true,
-                    Some(Error::Contended { .. }) => return Ok(None),
-                    Some(err) => return Err(err),
+                match Box::pin(self.refusal(&pending, started, Refused::Held, again)).await {
+                    Ok(until) => again = Some(until),
+                    Err(Error::Contended { .. }) => return Ok(None),
+                    Err(err) => return Err(err),
                 }
                 continue;
             }
@@ -196,14 +196,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let attempt = |likely_free: bool| Box::pin(self.attempt_once(pending, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
-        let mut is_last = false;
+        let mut again = None;
         loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
             let wait = wait::Wait {
                 queue_key: self.queue_key(),
                 keys: self.keys(),
                 deadline,
-                is_last,
+                is_again: again.is_some(),
                 is_shared: self.mode.is_shared(),
                 wants,
                 under: self.under(),
@@ -216,10 +216,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 }
                 Waited::Refused(refused) => {
                     self.check_not_closed()?;
-                    match Box::pin(self.refusal(pending, started, refused, is_last)).await {
-                        None => is_last = true,
-                        Some(err) => return Err(err),
-                    }
+                    again = Some(Box::pin(self.refusal(pending, started, refused, again)).await?);
                 }
             }
         }

@@ -442,4 +442,25 @@ mod tests {
         assert_eq!(leases.store().faults().calls(Operation::Release), calls);
         leases.close().await.unwrap();
     }
+    #[tokio::test]
+    async fn a_claim_that_ends_with_its_runtime_is_released_on_another() {
+        let store = MemoryStore::new();
+        let leases = Leases::builder(store.client()).ttl(360 * TTL).build().unwrap();
+        let _lives = leases.lease("here").acquire().await.unwrap();
+        leases.store().faults().script(Operation::Acquire, [Failure::Slow(SECOND / 2)]);
+        let (asking, key) = (leases.lease("k").acquire(), Key::from("k"));
+        let ends = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let seen = store.clone();
+        let granted = async move {
+            let asked = tokio::spawn(asking);
+            while seen.lease_look(&"k".into()).await.unwrap().is_none() {
+                sleep(SECOND / 1000).await;
+            }
+            assert!(!asked.is_finished());
+        };
+        tokio::task::spawn_blocking(move || ends.block_on(granted)).await.unwrap();
+        while store.lease_look(&key).await.unwrap().is_some() {
+            sleep(SECOND / 1000).await;
+        }
+    }
 }

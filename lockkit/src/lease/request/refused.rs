@@ -10,7 +10,7 @@
 
 use std::{error::Error as StdError, iter::successors, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     LeaseRequest,
@@ -45,6 +45,17 @@ const ACQUIRING: &str = "acquiring lease";
 /// Time limit of the query for the holder after the wait has ended.
 const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
+/// The result of the last query for the holder.
+enum Look {
+    /// By another one than this process, as far as it knows.
+    Held(LeaseRecord),
+    Free,
+    /// Another transaction undid the query.
+    Undone,
+    Failed(Error),
+    Silent,
+}
+
 /// The result of an attempt. An error after which another attempt may help is no answer. If another transaction undid a
 /// statement of the attempt, this is a refusal: others ask for the lease at this moment.
 pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result<Outcome<T>>) -> Result<Outcome<T>> {
@@ -66,16 +77,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// an answer of the store said that another holder has the lease, and the store has not been away since, or a
     /// trusted holder of this process has it.
     ///
-    /// `None`: ask once more, because nobody is seen to hold it. A caller before this one has just sent its first
-    /// claim, or has got what others may have, too; or what was left of this process was in the way, and is gone. The
-    /// attempt after that `is_last`.
+    /// `Ok`: ask again, because nobody is seen to hold it. A caller before this one has just sent its first claim, or
+    /// has got what others may have, too; or what was left of this process was in the way, and is gone. A request that
+    /// asks `again` does so until this time at the latest, and for what others have left meanwhile.
     pub(super) async fn refusal(
         &self,
         pending: &Pending<S>,
         started: Instant,
         refused: Refused,
-        is_last: bool,
-    ) -> Option<Error> {
+        again: Option<Instant>,
+    ) -> Result<Instant> {
         // What a caller before this one was told may have been asked before this one came.
         let since = match refused {
             Refused::NotFirst { .. } => started.checked_sub(GONE_LASTS).unwrap_or(started),
@@ -91,59 +102,60 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NoAnswer => pending.in_the_way().is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
-        let looked = Instant::now();
+        let asked = Instant::now();
         let is_known = answered && left == Left::Nothing;
         let limit = match refused {
             Refused::NotFirst { .. } => FIRST_ANSWER,
             Refused::Held if !is_known => FIRST_ANSWER,
             Refused::Held | Refused::NoAnswer => QUICK,
         };
-        let looking = timeout(limit, self.current_holder(pending, refused, left)).await;
-        let was_looked = match &looking {
-            Ok(Ok(_)) => true,
-            Ok(Err(err)) => err.is_transient(),
-            Err(_) => false,
+        let look = match timeout(limit, self.current_holder(pending, refused, left)).await {
+            Ok(Ok(Some(held))) => Look::Held(held),
+            Ok(Ok(None)) => Look::Free,
+            Ok(Err(err)) if err.is_transient() => Look::Undone,
+            Ok(Err(err)) => Look::Failed(err),
+            Err(_) => Look::Silent,
         };
+        let was_answered = matches!(look, Look::Held(_) | Look::Free | Look::Undone);
         // Who held it before an outage may be long gone.
         let is_away = self.inner.store().unreachable_for().is_some_and(|it| it >= FIRST_ANSWER);
-        let answered = answered && (was_looked || !is_away);
+        let answered = answered && (was_answered || !is_away);
         let is_known = is_known && answered;
-        let may_be_ours =
-            if is_last && was_looked { left.min(self.left(since)) == Left::Perhaps } else { left > Left::Nothing };
-        let is_seen_free = matches!(looking, Ok(Ok(None)));
-        let (held, unknown) = match looking {
-            Ok(Ok(held)) => (held, None),
-            Ok(Err(err)) if !is_known && !err.is_transient() => return Some(err),
-            Ok(Err(err)) if !err.is_transient() => (None, Some(Holder::Unknown(reason(&err)))),
-            Ok(Err(_)) | Err(_) => (None, None),
-        };
-        if let Some(held) = &held {
-            self.inner.leftovers.absent(&held.info.key, looked);
-        } else if is_seen_free && !is_last && refused == (Refused::NotFirst { answered: false }) {
-            if may_be_ours {
-                self.are_gone_soon().await;
+        let may_be_ours = left > if again.is_some() && was_answered { Left::Absent } else { Left::Nothing };
+        let until = again.unwrap_or_else(|| Instant::now() + FIRST_ANSWER);
+        let mut key = pending.in_the_way();
+        let holder = match look {
+            Look::Held(held) => {
+                self.inner.leftovers.absent(&held.info.key, asked);
+                key = Some(held.info.key.clone());
+                Some(self.inner.shown(held).into())
             }
-            return None;
-        } else if may_be_ours && answered && refused != Refused::NoAnswer {
-            if !is_last && self.are_gone_soon().await {
-                return None;
+            Look::Failed(err) if !is_known => return Err(err),
+            Look::Free if again.is_none() && refused == (Refused::NotFirst { answered: false }) => {
+                if may_be_ours {
+                    self.are_gone_by(until).await;
+                }
+                return Ok(until);
             }
-            return Some(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
-        } else if may_be_ours || !answered {
-            return Some(self.silence(pending).await);
-        }
-        let key = match &self.mode {
-            Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
-            _ => None,
+            _ if may_be_ours && answered && refused != Refused::NoAnswer => {
+                if (again.is_none() || was_answered) && self.are_gone_by(until).await {
+                    return Ok(until);
+                }
+                return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
+            }
+            _ if may_be_ours || !answered => return Err(self.silence(pending).await),
+            Look::Failed(err) => Some(Holder::Unknown(reason(&err))),
+            Look::Free | Look::Undone | Look::Silent => None,
         };
-        let holder = held.map(|it| self.inner.shown(it).into()).or(unknown).map(Box::new);
-        Some(Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder })
+        let is_of_several = matches!(self.mode, Mode::All(_) | Mode::Any(_));
+        let key = key.filter(|_| is_of_several).unwrap_or_else(|| self.key.clone());
+        Err(Error::Contended { key, waited, holder: holder.map(Box::new) })
     }
 
-    /// Whether what this process had left is gone, or is gone soon.
-    async fn are_gone_soon(&self) -> bool {
+    /// Whether what this process had left is gone by this time.
+    async fn are_gone_by(&self, until: Instant) -> bool {
         let are_gone = self.inner.leftovers.until(|| self.left(Instant::now()) != Left::Perhaps);
-        timeout(FIRST_ANSWER, are_gone).await.is_ok()
+        Instant::now() < until && timeout_at(until, are_gone).await.is_ok()
     }
 
     /// What this process may have left of what the request needs, also what is gone since this time.
@@ -249,7 +261,7 @@ mod tests {
 
     use super::{FIRST_ANSWER, QUICK};
     use crate::{
-        Error, Fault, Key, LeaseStore, Leases,
+        Error, Fault, Key, LeaseRequest, LeaseStore, Leases,
         lease::{
             queue::wait::Outcome,
             request::{pending::Pending, refused::understood},
@@ -259,6 +271,7 @@ mod tests {
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
         },
+        value::token::Token,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -583,6 +596,82 @@ mod tests {
         let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
         assert_eq!(holder.to_string(), "as scripted");
         drop(lease);
+        // It was answered, and what is left of this process may have the lease.
+        there.store().fail(Call::Acquire, [failed(Fault::Unavailable), failed(Fault::Serialization)]);
+        assert_unanswered(there.lease("k").try_acquire().await);
+        there.store().fail(Call::Look, [failed(Fault::Other)]);
+        let err = there.lease("k").try_acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Other, .. }), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_asks_again_while_something_new_of_this_process_is_in_its_way_each_time_but_not_for_ever() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        let locked = |attempts| leases.store().fail(Call::Acquire, (0..attempts).map(|_| failed(Fault::Serialization)));
+        let (key, leftovers) = (Key::from("k"), &leases.lease("k").inner.leftovers);
+        let asked = async || {
+            let leaving = async {
+                loop {
+                    let token = Token::random();
+                    leftovers.note(&key, token);
+                    tokio::time::sleep(Duration::from_millis(7)).await;
+                    leftovers.released(&key, token, true, true);
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            tokio::select! {
+                () = leaving => unreachable!(),
+                asked = leases.lease("k").try_acquire() => asked,
+            }
+        };
+        locked(2);
+        assert!(asked().await.unwrap().is_some());
+        let (calls, started) = (leases.store().calls(Call::Acquire), Instant::now());
+        assert_eq!(calls, 3);
+        tokio::time::sleep(SECOND).await;
+        locked(1000);
+        assert_unanswered(asked().await);
+        assert!(started.elapsed() < SECOND + 2 * FIRST_ANSWER);
+        assert!(leases.store().calls(Call::Acquire) > calls + 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_callers_behind_one_that_finds_the_database_locked_are_not_told_that_it_is_held() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Contended)));
+        let first = tokio::spawn(leases.lease("k").wait(2 * SECOND).acquire());
+        tokio::task::yield_now().await;
+        for behind in [leases.lease("k").wait(SECOND).acquire().await, first.await.unwrap()] {
+            let err = behind.unwrap_err();
+            assert!(matches!(err, Error::Database { .. }), "{err:?}");
+        }
+    }
+
+    /// A caller whose short wait ends behind one that is granted after 300 ms, and one that gets its answer after that.
+    async fn behind_two(request: impl Fn(&Leases<MemoryStore>) -> LeaseRequest<MemoryStore>) -> (Duration, Error) {
+        let leases = leases();
+        let (answers, faults) = ([300, 2000].map(Duration::from_millis), leases.store().faults());
+        faults.script(Operation::Acquire, answers.map(Failure::Slow));
+        let mut before = Vec::new();
+        for _ in answers {
+            before.push(tokio::spawn(request(&leases).wait(20 * SECOND).acquire()));
+            tokio::task::yield_now().await;
+        }
+        let started = Instant::now();
+        let err = request(&leases).wait(Duration::ZERO).acquire().await.unwrap_err();
+        (started.elapsed(), err)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_wait_ends_as_soon_as_another_caller_has_what_nobody_else_may_have() {
+        let (took, err) = behind_two(|leases| leases.lease("k")).await;
+        assert!(err.is_contended() && took < FIRST_ANSWER, "{took:?} {err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_wait_for_what_others_may_have_too_ends_for_want_of_time() {
+        let (took, err) = behind_two(|leases| leases.semaphore("k", 2)).await;
+        assert!(err.is_contended() && took >= FIRST_ANSWER, "{took:?} {err:?}");
     }
 
     #[tokio::test(start_paused = true)]
