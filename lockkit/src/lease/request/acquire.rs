@@ -81,14 +81,16 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     }
 
     /// The lease if it is free now, or all of the leases if all are free. `None` if one is held, even by this task.
-    /// Makes one attempt and does not queue.
+    /// Makes one attempt and does not queue. Only where a claim or a release of this process was in the way, whose
+    /// caller has gone, does it ask again, for 0.5 s at most.
     ///
     /// It may overtake waiting requests. A [`fair`](LeaseRequest::fair) request does not: it also returns `None` while
     /// others queue. Leases that the attempt took without success (a writer's lease while readers hold theirs) are
     /// released before it returns.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`], also when nobody
+    /// else is seen to hold the lease and an unanswered claim or release of this process may.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -180,24 +182,24 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Waits for the leases.
     async fn wait_for_it(&self) -> Result<Vec<Lease<S>>> {
-        let pending = &Pending::waiting();
         let started = Instant::now();
         let deadline = started + self.wait;
+        let mut pending = Pending::waiting();
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
             && let Ok(outcome) =
-                timeout_at(deadline.max(started + FIRST_ANSWER), Box::pin(self.try_now(pending, true))).await
-            && let Outcome::Done(leases) = understood(pending, outcome)?
+                timeout_at(deadline.max(started + FIRST_ANSWER), Box::pin(self.try_now(&pending, true))).await
+            && let Outcome::Done(leases) = understood(&pending, outcome)?
         {
             return Ok(leases);
         }
-        // Boxed, as what follows the wait: callers who wait their turn then need a tenth of the memory.
-        let attempt = |likely_free: bool| Box::pin(self.attempt_once(pending, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
         let mut again = None;
         loop {
+            // Boxed, as what follows the wait: callers who wait their turn then need a tenth of the memory.
+            let attempt = |likely_free: bool| Box::pin(self.attempt_once(&pending, likely_free));
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
             let wait = wait::Wait {
                 queue_key: self.queue_key(),
@@ -216,7 +218,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 }
                 Waited::Refused(refused) => {
                     self.check_not_closed()?;
-                    again = Some(Box::pin(self.refusal(pending, started, refused, again)).await?);
+                    again = Some(Box::pin(self.refusal(&pending, started, refused, again)).await?);
+                    // What an answer has said before is no answer to it.
+                    pending = Pending::waiting();
                 }
             }
         }

@@ -24,9 +24,10 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     runtime,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
+use super::refused::QUICK;
 use crate::{
     body::{
         guard::{Guard, Hold},
@@ -37,7 +38,7 @@ use crate::{
         bounded::{is_refused, limit_for, retry_pause},
         held::Lease,
         inner::Inner,
-        leftovers::while_awaited,
+        leftovers::{Keys, Left, while_awaited},
         life::{
             keeper::Unfinished,
             kept::{Kept, Terms},
@@ -116,7 +117,12 @@ pub(super) async fn attempt<S: LeaseStore>(
                     Ok(answer) => answer.is_some(),
                     Err(err) => is_answered(err),
                 };
-                sent.release(is_answered && !is_open);
+                let is_over = is_answered && !is_open;
+                sent.release(is_over);
+                if is_over {
+                    // They would be in the way of the next attempt. Boxed, because it is rare.
+                    Box::pin(sent.are_gone()).await;
+                }
                 None
             }
             Fate::Settled => None,
@@ -183,6 +189,14 @@ impl<S: LeaseStore> Sent<S> {
         let inner = self.inner.clone();
         let (unfinished, queue_key) = (inner.keeper.unfinished(), self.terms.waiters.queue_key(&claim.key).clone());
         Guard::new(OpenClaim { inner, claim: claim.clone(), queue_key, unfinished, tried: Vec::new(), is_answered })
+    }
+
+    /// Waits for a moment until nothing of them is in the store.
+    async fn are_gone(&self) {
+        let keys: Vec<_> = self.claims.iter().map(|it| it.key.clone()).collect();
+        let leftovers = &self.inner.leftovers;
+        let are_gone = leftovers.until(|| leftovers.of(Keys::These(&keys), Instant::now()) != Left::Perhaps);
+        drop(timeout(QUICK, are_gone).await);
     }
 
     fn release(&self, is_answered: bool) {
@@ -452,15 +466,17 @@ mod tests {
         let ends = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let seen = store.clone();
         let granted = async move {
-            let asked = tokio::spawn(asking);
+            drop(tokio::spawn(asking));
             while seen.lease_look(&"k".into()).await.unwrap().is_none() {
                 sleep(SECOND / 1000).await;
             }
-            assert!(!asked.is_finished());
         };
         tokio::task::spawn_blocking(move || ends.block_on(granted)).await.unwrap();
-        while store.lease_look(&key).await.unwrap().is_some() {
-            sleep(SECOND / 1000).await;
-        }
+        let released = async {
+            while store.lease_look(&key).await.unwrap().is_some() {
+                sleep(SECOND / 1000).await;
+            }
+        };
+        timeout(60 * SECOND, released).await.expect("it is released long before its ttl");
     }
 }

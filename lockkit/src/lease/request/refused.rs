@@ -34,16 +34,16 @@ use crate::{
 /// The reason where a lease is refused and no other holder is visible.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "nobody else is seen to hold it: an earlier claim or release of this process got no answer, and may be what has \
-     the lease, or its row locked"
+    "nobody else is seen to hold it: an earlier claim or release of this process, which got no answer or whose caller \
+     has gone, may have the lease, or its row locked"
 )]
 struct MayBeOurs;
 
 /// What lockkit does in a request.
 const ACQUIRING: &str = "acquiring lease";
 
-/// Time limit of the query for the holder after the wait has ended.
-const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
+/// Time limit of what a refused request does only to know more.
+pub(super) const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
 /// The result of the last query for the holder.
 enum Look {
@@ -116,6 +116,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Ok(Err(err)) => Look::Failed(err),
             Err(_) => Look::Silent,
         };
+        // It may have been in the way, unseen until now.
+        let left = if self.left(since) == Left::Perhaps { Left::Perhaps } else { left };
         let was_answered = matches!(look, Look::Held(_) | Look::Free | Look::Undone);
         // Who held it before an outage may be long gone.
         let is_away = self.inner.store().unreachable_for().is_some_and(|it| it >= FIRST_ANSWER);
@@ -131,7 +133,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Some(self.inner.shown(held).into())
             }
             Look::Failed(err) if !is_known => return Err(err),
-            Look::Free if again.is_none() && refused == (Refused::NotFirst { answered: false }) => {
+            Look::Free | Look::Undone if again.is_none() && refused == (Refused::NotFirst { answered: false }) => {
                 if may_be_ours {
                     self.are_gone_by(until).await;
                 }
@@ -633,6 +635,67 @@ mod tests {
         assert_unanswered(asked().await);
         assert!(started.elapsed() < SECOND + 2 * FIRST_ANSWER);
         assert!(leases.store().calls(Call::Acquire) > calls + 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_of_a_request_that_others_undid_are_not_in_its_own_way() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+        assert!(leases.all(["a", "b"]).try_acquire().await.unwrap().is_none());
+        let err = leases.all(["a", "b"]).wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { .. }), "{err:?}");
+        assert_eq!(leases.store().calls(Call::Acquire), 4, "each asked again once, and not for 0.5 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_in_the_way_before_is_no_answer_to_who_asks_again_and_gets_none() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().store.faults().script(Operation::Acquire, [Failure::AnswerLost]);
+        leases.store().store.faults().script(Operation::Release, [Failure::Slow(SECOND / 50)]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        let asked = tokio::spawn(leases.lease("k").wait(Duration::ZERO).acquire());
+        tokio::time::sleep(SECOND / 100).await;
+        assert_eq!(leases.store().calls(Call::Look), 1, "it was refused");
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Contended)));
+        let err = asked.await.unwrap().unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Contended, .. }), "{err:?}");
+    }
+
+    /// A caller whose wait is over while the first claim of the one before it takes 400 ms, and what comes meanwhile.
+    async fn behind_the_first(leases: &Leases<Scripted>, comes: impl AsyncFnOnce()) -> Error {
+        leases.store().store.faults().script(Operation::Acquire, [Failure::Slow(2 * SECOND / 5)]);
+        let first = tokio::spawn(leases.lease("k").wait(20 * SECOND).acquire());
+        tokio::task::yield_now().await;
+        let behind = tokio::spawn(leases.lease("k").wait(Duration::ZERO).acquire());
+        tokio::time::sleep(SECOND / 10).await;
+        comes().await;
+        let err = behind.await.unwrap().unwrap_err();
+        first.abort();
+        err
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leftover_that_arrives_while_a_caller_asks_again_is_no_other_holder() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().store.faults().script(Operation::Acquire, [Failure::Refused]);
+        assert_unanswered(leases.lease("k").try_acquire().await);
+        let late = leases.store().claims().remove(0);
+        tokio::time::sleep(SECOND).await;
+        drop(leases.lease("k").acquire().await.unwrap());
+        tokio::time::sleep(SECOND).await;
+        let arrives = async || {
+            let arrived = leases.store().store.lease_acquire(&late).await.unwrap();
+            assert!(matches!(arrived, Acquired::Granted(_)));
+        };
+        assert_unanswered::<()>(Err(behind_the_first(&leases, arrives).await));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_behind_whose_look_another_transaction_undid_asks_again() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Look, [failed(Fault::Serialization)]);
+        let err = behind_the_first(&leases, async || ()).await;
+        assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "{err:?}");
     }
 
     #[tokio::test(start_paused = true)]
