@@ -81,8 +81,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     }
 
     /// The lease if it is free now, or all of the leases if all are free. `None` if one is held, even by this task.
-    /// Makes one attempt and does not queue. Only where a claim or a release of this process was in the way, whose
-    /// caller has gone, does it ask again, for 0.5 s at most.
+    /// Makes one attempt and does not queue. Only where nobody else is seen to hold the lease, and an earlier claim or
+    /// release of this process may have been in the way, does it ask again, for 0.5 s at most.
     ///
     /// It may overtake waiting requests. A [`fair`](LeaseRequest::fair) request does not: it also returns `None` while
     /// others queue. Leases that the attempt took without success (a writer's lease while readers hold theirs) are
@@ -219,8 +219,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Waited::Refused(refused) => {
                     self.check_not_closed()?;
                     again = Some(Box::pin(self.refusal(&pending, started, refused, again)).await?);
-                    // What an answer has said before is no answer to it.
-                    pending = Pending::waiting();
+                    // What an answer has said before is no answer to it. Its wait is over.
+                    pending = Pending::default();
                 }
             }
         }

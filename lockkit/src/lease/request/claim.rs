@@ -24,10 +24,9 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     runtime,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
-use super::refused::QUICK;
 use crate::{
     body::{
         guard::{Guard, Hold},
@@ -38,7 +37,7 @@ use crate::{
         bounded::{is_refused, limit_for, retry_pause},
         held::Lease,
         inner::Inner,
-        leftovers::{Keys, Left, while_awaited},
+        leftovers::while_awaited,
         life::{
             keeper::Unfinished,
             kept::{Kept, Terms},
@@ -117,12 +116,7 @@ pub(super) async fn attempt<S: LeaseStore>(
                     Ok(answer) => answer.is_some(),
                     Err(err) => is_answered(err),
                 };
-                let is_over = is_answered && !is_open;
-                sent.release(is_over);
-                if is_over {
-                    // They would be in the way of the next attempt. Boxed, because it is rare.
-                    Box::pin(sent.are_gone()).await;
-                }
+                sent.release(is_answered && !is_open);
                 None
             }
             Fate::Settled => None,
@@ -189,14 +183,6 @@ impl<S: LeaseStore> Sent<S> {
         let inner = self.inner.clone();
         let (unfinished, queue_key) = (inner.keeper.unfinished(), self.terms.waiters.queue_key(&claim.key).clone());
         Guard::new(OpenClaim { inner, claim: claim.clone(), queue_key, unfinished, tried: Vec::new(), is_answered })
-    }
-
-    /// Waits for a moment until nothing of them is in the store.
-    async fn are_gone(&self) {
-        let keys: Vec<_> = self.claims.iter().map(|it| it.key.clone()).collect();
-        let leftovers = &self.inner.leftovers;
-        let are_gone = leftovers.until(|| leftovers.of(Keys::These(&keys), Instant::now()) != Left::Perhaps);
-        drop(timeout(QUICK, are_gone).await);
     }
 
     fn release(&self, is_answered: bool) {
@@ -319,6 +305,8 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
     use crate::{
         Fault, Leases,
@@ -404,6 +392,20 @@ mod tests {
         here.lease("k").wait(SECOND).acquire().await.unwrap_err();
         sleep(SECOND).await;
         assert_eq!(here.store().calls(Call::Release), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_place_that_a_request_gives_up_is_not_in_its_own_way() {
+        let (here, lease) = held(true).await;
+        let faults = here.store().store.faults();
+        faults.slow(SECOND / 25);
+        faults.script(Operation::Release, [Failure::Slow(SECOND / 5)]);
+        let asked = tokio::spawn(here.lease("k").wait(SECOND).acquire());
+        // Before the last look arrives.
+        sleep(SECOND + SECOND / 100).await;
+        lease.release().await.unwrap();
+        let err = asked.await.unwrap().unwrap_err();
+        assert!(err.is_contended(), "{err:?}");
     }
 
     #[tokio::test(start_paused = true)]
