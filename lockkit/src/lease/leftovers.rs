@@ -73,7 +73,7 @@ pub(super) enum Keys<'k> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Left {
     Nothing,
-    /// It was not in the store at a later time. It may still arrive there.
+    /// It was not in the store at a later time, where it may still arrive, or others undid it.
     Absent,
     /// It may be in the store, visible or not.
     Perhaps,
@@ -133,6 +133,15 @@ impl Leftovers {
             }
             if it.token == token && was_found {
                 (it.noted, it.is_gone) = (Instant::now(), true);
+            }
+        });
+    }
+
+    /// An error has answered its claim, which others undid. Only if it is seen all the same is it in the way.
+    pub(super) fn undone(&self, key: &Key, token: Token) {
+        self.change(key, |it| {
+            if it.token == token {
+                it.left = Left::Absent;
             }
         });
     }

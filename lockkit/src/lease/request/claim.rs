@@ -117,6 +117,11 @@ pub(super) async fn attempt<S: LeaseStore>(
                     Err(err) => is_answered(err),
                 };
                 sent.release(is_answered && !is_open);
+                if kind == Kind::Several && is_answered {
+                    for claim in claims {
+                        inner.leftovers.undone(&claim.key, claim.token);
+                    }
+                }
                 None
             }
             Fate::Settled => None,

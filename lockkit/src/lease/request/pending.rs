@@ -47,8 +47,6 @@ struct Taken<S: LeaseStore> {
     in_the_way: Option<Key>,
     /// The reason why the last attempt got no answer, if the store gave one.
     silence_reason: Option<Error>,
-    /// Whether another transaction undid a statement of an attempt.
-    was_undone: bool,
     /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews
     /// earlier.
     late: Option<(String, Instant)>,
@@ -184,14 +182,6 @@ impl<S: LeaseStore> Pending<S> {
         self.taken.lock().in_the_way = Some(key);
     }
 
-    pub(super) fn set_undone(&self) {
-        self.taken.lock().was_undone = true;
-    }
-
-    pub(super) fn was_undone(&self) -> bool {
-        self.taken.lock().was_undone
-    }
-
     pub(super) fn set_silence_reason(&self, reason: Option<Error>) {
         let before = std::mem::replace(&mut self.taken.lock().silence_reason, reason);
         // Dropped after the mutex is unlocked.
@@ -247,7 +237,6 @@ impl<S: LeaseStore> Default for Pending<S> {
             place_in_store: None,
             in_the_way: None,
             silence_reason: None,
-            was_undone: false,
             late: None,
         };
         Self { waits: false, asked: OnceLock::new(), taken: Mutex::new(taken) }

@@ -70,10 +70,7 @@ pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result
             return Ok(Outcome::Silent);
         }
         Ok(Outcome::Silent) => return Ok(Outcome::Silent),
-        Err(err) if err.is_transient() => {
-            pending.set_undone();
-            Ok(Outcome::Held { free_in: None })
-        }
+        Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
         answer => answer,
     };
     pending.set_silence_reason(None);
@@ -150,14 +147,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 return Ok(until);
             }
             _ if may_be_ours && answered && refused != Refused::NoAnswer => {
-                if again.is_some() && !was_answered || !self.are_gone_by(until).await {
-                    return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
-                }
-                // The claims of several leases that others undo are leftovers each time.
-                if again.is_none() || !pending.was_undone() {
+                if (again.is_none() || was_answered) && self.are_gone_by(until).await {
                     return Ok(until);
                 }
-                None
+                return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
             }
             _ if may_be_ours || !answered => return Err(self.silence(pending).await),
             Look::Failed(err) => Some(Holder::Unknown(reason(&err))),
@@ -669,6 +662,39 @@ mod tests {
         let err = leases.all(["a", "b"]).wait(Duration::ZERO).acquire().await.unwrap_err();
         assert!(matches!(err, Error::Contended { .. }), "{err:?}");
         assert_eq!(leases.store().calls(Call::Acquire), 4, "each asked again once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nor_in_the_way_of_those_behind_it() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+        let _first = tokio::spawn(leases.all(["a", "b"]).wait(20 * SECOND).acquire());
+        for wait in [Duration::ZERO, SECOND / 10, SECOND] {
+            let err = leases.all(["a", "b"]).wait(wait).acquire().await.unwrap_err();
+            assert!(matches!(err, Error::Contended { .. }), "{err:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_may_have_undone_an_attempt_that_is_made_again() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        leases.store().fail(Call::Acquire, [(); 2].map(|()| failed(Fault::Serialization)));
+        let (key, leftovers) = (Key::from("k"), &leases.lease("k").inner.leftovers);
+        let leaving = async {
+            loop {
+                let token = Token::random();
+                leftovers.note(&key, token);
+                tokio::time::sleep(Duration::from_millis(7)).await;
+                leftovers.released(&key, token, true, true);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = leaving => unreachable!(),
+            asked = leases.lease("k").try_acquire() => assert!(asked.unwrap().is_some()),
+        }
+        assert_eq!(leases.store().calls(Call::Acquire), 3);
     }
 
     #[tokio::test(start_paused = true)]
