@@ -762,7 +762,7 @@ mod tests {
 
     /// A caller whose short wait ends behind one that is granted after 300 ms, and one that gets its answer after that.
     async fn behind_two(request: impl Fn(&Leases<MemoryStore>) -> LeaseRequest<MemoryStore>) -> (Duration, Error) {
-        let leases = leases();
+        let leases = Leases::builder(MemoryStore::new()).hand_over(0).build().unwrap();
         let (answers, faults) = ([300, 2000].map(Duration::from_millis), leases.store().faults());
         faults.script(Operation::Acquire, answers.map(Failure::Slow));
         let mut before = Vec::new();
