@@ -117,7 +117,7 @@ pub(super) async fn attempt<S: LeaseStore>(
                     Err(err) => is_answered(err),
                 };
                 sent.release(is_answered && !is_open);
-                if kind == Kind::Several && is_answered {
+                if kind == Kind::Several && answer.as_ref().is_err_and(Error::is_transient) {
                     for claim in claims {
                         inner.leftovers.undone(&claim.key, claim.token);
                     }
