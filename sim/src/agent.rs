@@ -409,7 +409,7 @@ impl World {
     }
 
     /// The time that the process has noticed: when it goes on after a stop, an answer and the end of its time come at
-    /// once.
+    /// once, within 1 ms.
     pub(crate) fn noticed(&self, process: usize, at: u64) -> u64 {
         let Agent { stopped, woken, .. } = self.places[process].agent;
         if at < woken + 1000 { stopped } else { at }

@@ -6,6 +6,7 @@
 //! | a claim: [late](while_awaited), or its caller has gone | yes | |
 //! | a claim that is granted, or refused for good | | yes |
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
+//! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |

@@ -463,6 +463,7 @@ mod tests {
         assert_eq!(leases.store().faults().calls(Operation::Release), calls);
         leases.close().await.unwrap();
     }
+
     #[tokio::test]
     async fn a_claim_that_ends_with_its_runtime_is_released_on_another() {
         let store = MemoryStore::new();

@@ -101,10 +101,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let left = self.left(since);
         pending.release().await;
         let waited = started.elapsed();
+        let in_the_way = pending.in_the_way();
         let answered = match refused {
             Refused::Held => true,
             Refused::NotFirst { answered } => answered,
-            Refused::NoAnswer => pending.in_the_way().is_some(),
+            Refused::NoAnswer => in_the_way.is_some(),
         };
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
         let asked = Instant::now();
@@ -132,12 +133,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let is_known = is_known && answered;
         let may_be_ours = left > if again.is_some() && was_answered { Left::Absent } else { Left::Nothing };
         let until = again.unwrap_or_else(|| Instant::now() + FIRST_ANSWER);
-        let mut key = pending.in_the_way();
-        let holder = match look {
+        let (key, holder) = match look {
             Look::Held(held) => {
                 self.inner.leftovers.absent(&held.info.key, asked);
-                key = Some(held.info.key.clone());
-                Some(self.inner.shown(held).into())
+                (Some(held.info.key.clone()), Some(self.inner.shown(held).into()))
             }
             Look::Failed(err) if !is_known => return Err(err),
             Look::Free | Look::Undone if again.is_none() && refused == (Refused::NotFirst { answered: false }) => {
@@ -153,8 +152,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
             }
             _ if may_be_ours || !answered => return Err(self.silence(pending).await),
-            Look::Failed(err) => Some(Holder::Unknown(reason(&err))),
-            Look::Free | Look::Undone | Look::Silent => None,
+            Look::Failed(err) => (in_the_way, Some(Holder::Unknown(reason(&err)))),
+            Look::Free | Look::Undone | Look::Silent => (in_the_way, None),
         };
         let is_of_several = matches!(self.mode, Mode::All(_) | Mode::Any(_));
         let key = key.filter(|_| is_of_several).unwrap_or_else(|| self.key.clone());
