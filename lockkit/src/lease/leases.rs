@@ -237,6 +237,15 @@ mod tests {
     use crate::testing::{Failure, MemoryStore, Operation};
 
     #[tokio::test(start_paused = true)]
+    async fn the_leases_that_nobody_has_renewed_are_listed() {
+        let leases = Leases::new(MemoryStore::new());
+        let [expired, _held] = [leases.lease("a").acquire().await.unwrap(), leases.lease("b").acquire().await.unwrap()];
+        leases.store().expire("a").unwrap();
+        let listed = leases.expired("").await.unwrap();
+        assert!(matches!(&*listed, [(key, died)] if key == "a" && died.fence == expired.fence()), "{listed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_being_released_here_is_taken_from_the_holder_with_this_fence_only() {
         let leases = Leases::new(MemoryStore::new());
         let lease = leases.lease("k").acquire().await.unwrap();

@@ -66,7 +66,9 @@ impl Failure {
     /// The error of lockkit.
     pub(crate) fn while_doing<'k>(self, doing: &'static str, key: impl Into<Option<&'k Key>>) -> Error {
         let (fault, source): (_, BoxError) = match self {
-            Self::Refused { err, only: _ } => (Fault::Other, err.into()),
+            Self::Refused { err, only: true } => (Fault::Other, err.into()),
+            // An attempt before it may be on its way, so this is no answer to the call.
+            Self::Refused { err, only: false } => (Fault::Unavailable, err.into()),
             Self::Foreign(what) => (Fault::Other, what.into()),
             Self::NoSpace { .. } => (Fault::Unavailable, NO_SPACE.into()),
             Self::NoLease => (Fault::Unavailable, "the etcd lease of this process has ended".into()),
@@ -149,6 +151,11 @@ mod tests {
         assert!(refused(true).left_nothing() && Failure::NoSpace { only: true }.left_nothing());
         assert!(!refused(false).left_nothing() && !Failure::NoSpace { only: false }.left_nothing());
         assert!(!Failure::too_late().left_nothing());
+        let is_answer = |only| {
+            let err = refused(only).while_doing("testing", None);
+            matches!(err, Error::Database { fault: Fault::Other, .. })
+        };
+        assert!(is_answer(true) && !is_answer(false));
     }
 
     #[test]

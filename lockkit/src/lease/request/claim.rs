@@ -315,7 +315,10 @@ mod tests {
     use super::*;
     use crate::{
         Fault, Leases,
-        lease::store::Profile,
+        lease::{
+            leftovers::{Keys, Left},
+            store::Profile,
+        },
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -434,6 +437,19 @@ mod tests {
         leases.lease("k").try_acquire().await.unwrap_err();
         sleep(TTL).await;
         assert_eq!(leases.store().calls(Call::Release), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_error_that_others_caused_proves_that_nothing_is_left_of_several_claims() {
+        for (fault, left) in [(Fault::Deadlock, Left::Absent), (Fault::Other, Left::Perhaps)] {
+            let leases = Leases::new(Scripted::new(Profile::default()));
+            leases.store().fail(Call::Acquire, [failed(fault)]);
+            leases.store().fail(Call::Release, (0..1000).map(|_| failed(Fault::Unavailable)));
+            let asked = Instant::now();
+            let request = leases.all(["a", "b"]);
+            timeout(SECOND / 100, request.try_acquire()).await.ok();
+            assert_eq!(leases.0.leftovers.of(Keys::These(&["a".into()]), asked), left, "{fault:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

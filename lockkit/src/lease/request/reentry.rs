@@ -122,8 +122,12 @@ impl<S: LeaseStore> Inner<S> {
 mod tests {
     use super::*;
     use crate::{
-        Leases,
-        testing::{MemoryStore, Operation},
+        Fault, Leases,
+        lease::store::Profile,
+        testing::{
+            Failure, MemoryStore, Operation,
+            scripted::{Call, Scripted, failed},
+        },
     };
 
     #[tokio::test(start_paused = true)]
@@ -140,6 +144,29 @@ mod tests {
             Ok::<_, Error>(())
         };
         leases.lease("own").run(body).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_is_refused_its_own_by_other_leases_once_the_store_has_said_that_they_are_the_same() {
+        let here = Leases::new(Scripted::new(Profile::default()));
+        let there = Leases::new(here.store().clone());
+        let store = there.store();
+        let of_this_moment = || store.fail(Call::Look, [failed(Fault::Serialization)]);
+        let silent = || store.store.faults().script(Operation::Look, [Failure::Silent]);
+        for look in [&|| (), &of_this_moment as &dyn Fn(), &silent] {
+            let body = async |_| {
+                look();
+                there.lease("own").acquire().await.map(drop)
+            };
+            let refused = here.lease("own").run(body).await;
+            assert!(matches!(&refused, Err(Error::Reentrant { key, .. }) if key == "own"), "{refused:?}");
+        }
+        let body = async |_| {
+            store.fail(Call::Look, [failed(Fault::Other)]);
+            there.lease("own").acquire().await.map(drop)
+        };
+        let failed = here.lease("own").run(body).await;
+        assert!(matches!(&failed, Err(Error::Database { fault: Fault::Other, .. })), "{failed:?}");
     }
 
     #[tokio::test(start_paused = true)]

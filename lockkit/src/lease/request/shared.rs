@@ -257,6 +257,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_body_that_reads_reads_again_in_the_time_of_a_first_answer_however_short_its_wait() {
+        let leases = Leases::new(MemoryStore::new());
+        let body = async |_| {
+            let writing = tokio::spawn(leases.rw("k").write().acquire());
+            sleep(Duration::from_secs(1)).await;
+            leases.store().faults().slow(Duration::from_millis(60));
+            drop(leases.rw("k").read().wait(Duration::from_millis(100)).acquire().await?);
+            writing.abort();
+            Ok::<_, Error>(())
+        };
+        leases.rw("k").read().run(body).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_single_attempt_took_on_the_way_is_released_when_it_returns() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let reader = there.rw("k").read().acquire().await.unwrap();
+        here.store().faults().slow(Duration::from_millis(60));
+        assert!(here.rw("k").write().try_acquire().await.unwrap().is_none());
+        let left = there.list("k").await.unwrap();
+        assert!(matches!(&*left, [left] if left.key == *reader.key()), "{left:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_body_under_another_lease_does_not_read_beside_a_writer() {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
