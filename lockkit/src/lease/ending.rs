@@ -108,7 +108,7 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
-    note_undelivered(inner, kept);
+    note_ending(inner, kept);
     let released = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl()).await;
     note_released(inner, kept, &released);
     if released? {
@@ -125,7 +125,7 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
 pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
-    note_undelivered(inner, kept);
+    note_ending(inner, kept);
     let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl())).await;
     note_released(inner, kept, &released);
     released?;
@@ -133,17 +133,19 @@ pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &K
     Ok(())
 }
 
-/// No caller got the lease, and it is released now, or soon.
-pub(in crate::lease) fn note_undelivered<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
-    if !kept.is_delivered() {
+/// The lease is released now, or soon. No caller got it, or a renewal may have left its row locked.
+pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
+    if kept.is_silent() {
         inner.leftovers.note(&kept.key, kept.token);
+    } else if !kept.is_delivered() {
+        inner.leftovers.note_answered(&kept.key, kept.token);
     }
 }
 
 /// What the release may have left. It has found the lease, or not, or failed.
 fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, released: &Result<bool>) {
     match released {
-        Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, *was_found, true),
+        Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, *was_found),
         Err(_) => inner.leftovers.note(&kept.key, kept.token),
     }
 }
@@ -156,7 +158,7 @@ pub(in crate::lease) fn release_later<S: LeaseStore>(
     unfinished: Unfinished,
     mut tried: Vec<runtime::Id>,
 ) {
-    note_undelivered(&inner, &kept);
+    note_ending(&inner, &kept);
     // Without a runtime, the ttl frees the lease.
     let Some(runtime) = inner.keeper.runtime(&tried) else { return };
     tried.push(runtime.id());

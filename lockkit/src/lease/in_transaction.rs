@@ -290,10 +290,14 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use crate::{
-        Error, Leases,
+        Error, Fault, Leases,
         body::commits::{COMMIT_LIMIT, CommitSent},
+        lease::store::Profile,
         mutex::Mutex,
-        testing::{MemoryStore, Operation},
+        testing::{
+            Failure, MemoryStore, Operation,
+            scripted::{Call, Scripted, failed},
+        },
     };
 
     use super::*;
@@ -377,6 +381,29 @@ mod tests {
                 drop(committing);
             }
             assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_call_without_an_answer_keeps_locked_is_no_other_holder() {
+        for is_commit in [true, false] {
+            let leases = Leases::builder(Scripted::new(Profile::default())).ttl(TTL).build().unwrap();
+            let lease = leases.lease("k").acquire().await.unwrap();
+            if is_commit {
+                let committing = lease.begin_commit(false);
+                sleep(2 * TTL).await;
+                drop(committing);
+            } else {
+                leases.store().store.faults().script(Operation::Renew, [Failure::Refused; 1000]);
+                sleep(2 * TTL).await;
+            }
+            drop(lease);
+            sleep(TTL).await;
+            assert_ne!(leases.store().calls(Call::Release) + leases.store().calls(Call::ReleaseUnpinned), 0);
+            // A claim skips a locked row. The release did not meet the lock: it saw that the lease had expired.
+            leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+            let refused = leases.lease("k").try_acquire().await;
+            assert!(matches!(&refused, Err(Error::Database { fault: Fault::Unavailable, .. })), "{refused:?}");
         }
     }
 

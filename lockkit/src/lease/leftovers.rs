@@ -8,12 +8,14 @@
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
+//! | a lease whose release begins, and whose last renewal has no answer | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
 //! | a release that has not found it, of a claim that was answered | | soon |
 //!
-//! It stays one if its release finds nothing: a claim may still be on its way, and a lease that had expired is held
-//! again if the clock is set back.
+//! It stays one if its release finds nothing: a lease that had expired is held again if the clock is set back. If a
+//! call of it has no answer (it is *open*), that release proves nothing: the call may still be on its way, or wait in
+//! COMMIT with the row locked, where a release sees only that the lease has expired.
 //!
 //! Such a claim may also be in the store where nobody sees it. A server that waits for its replicas in COMMIT keeps the
 //! row locked for as long as that takes, which can be longer than the ttl, and its client is gone. So a refusal without
@@ -86,6 +88,8 @@ struct Leftover {
     /// When it was last known that it may be in the store.
     noted: Instant,
     left: Left,
+    /// A call of it has no answer.
+    is_open: bool,
     /// Its release has found it.
     is_gone: bool,
 }
@@ -97,8 +101,17 @@ impl Leftover {
 }
 
 impl Leftovers {
-    /// It may be in the store, and nobody here has it.
+    /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
+        self.add(key, token, true);
+    }
+
+    /// It may be in the store, and nobody here has it. What was not noted is answered.
+    pub(super) fn note_answered(&self, key: &Key, token: Token) {
+        self.add(key, token, false);
+    }
+
+    fn add(&self, key: &Key, token: Token, is_open: bool) {
         let mut noted = self.noted.lock();
         let Noted { by_key, room } = &mut *noted;
         if by_key.len() >= *room && !by_key.contains_key(key) {
@@ -106,11 +119,12 @@ impl Leftovers {
             *room = 2 * by_key.len().max(8);
         }
         let of_key = by_key.entry(key.clone()).or_default();
+        let is_open = is_open || of_key.iter().any(|it| it.token == token && it.is_open);
         of_key.retain(|it| it.token != token && it.counts());
         if of_key.len() == MOST {
             of_key.remove(of_key.iter().position(|it| it.is_gone).unwrap_or(0));
         }
-        of_key.push(Leftover { token, noted: Instant::now(), left: Left::Perhaps, is_gone: false });
+        of_key.push(Leftover { token, noted: Instant::now(), left: Left::Perhaps, is_open, is_gone: false });
     }
 
     /// It never was in the store, and is not on its way, or somebody here has it.
@@ -126,10 +140,10 @@ impl Leftovers {
         }
     }
 
-    /// Its release has found it, or nothing. A claim `is_answered` if it is not on its way any more.
-    pub(super) fn released(&self, key: &Key, token: Token, was_found: bool, is_answered: bool) {
+    /// Its release has found it, or nothing.
+    pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
-            if it.token == token && (was_found || is_answered) {
+            if it.token == token && (was_found || !it.is_open) {
                 it.left = Left::Absent;
             }
             if it.token == token && was_found {
@@ -292,12 +306,14 @@ mod tests {
     async fn one_that_a_release_has_found_counts_until_what_was_asked_before_is_answered() {
         let (leftovers, key, token) = (Leftovers::default(), Key::from("k"), Token::random());
         let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started());
-        leftovers.note(&key, token);
-        leftovers.released(&key, token, false, false);
-        assert_eq!(of(), Left::Perhaps, "its claim may be on its way");
-        leftovers.released(&key, token, false, true);
+        leftovers.note_answered(&key, token);
+        leftovers.released(&key, token, false);
         assert_eq!(of(), Left::Absent);
-        leftovers.released(&key, token, true, false);
+        leftovers.note(&key, token);
+        leftovers.note_answered(&key, token);
+        leftovers.released(&key, token, false);
+        assert_eq!(of(), Left::Perhaps, "a call of it may be on its way");
+        leftovers.released(&key, token, true);
         assert!(leftovers.recognises(&key, token));
         assert_eq!(of(), Left::Absent);
         let of_later = || leftovers.of(Keys::These(slice::from_ref(&key)), Instant::now());

@@ -3,12 +3,17 @@
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    sync::Semaphore,
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{Dialect, failed, failed_on_own_table};
@@ -94,18 +99,21 @@ pub(super) struct Reach {
     is_warm: bool,
     /// Whether the operation may be repeated if a connection that was kept turns out to be dead.
     may_repeat: bool,
+    /// Whether it waits for its [`Turn`] to wait for a connection.
+    takes_turns: bool,
 }
 
 impl Reach {
     /// For the work of the application, which has the pool alone.
-    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None, is_warm: false, may_repeat: false };
+    pub(super) const POOL: Self =
+        Self { ping_limit: PING_LIMIT, patience: None, is_warm: false, may_repeat: false, takes_turns: false };
 
     /// For takes of a stock.
     pub(super) const TAKE: Self = Self { is_warm: true, ..Self::POOL };
 
     /// For a lease whose ttl is not known.
     pub(super) const LEASE: Self =
-        Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE), is_warm: true, may_repeat: true };
+        Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE), is_warm: true, may_repeat: true, takes_turns: true };
 
     /// For a release. The answer to a repeated one would not tell whether the first was executed.
     pub(super) const RELEASE: Self = Self { may_repeat: false, ..Self::LEASE };
@@ -114,6 +122,28 @@ impl Reach {
     pub(super) fn lease(ttl: Duration) -> Self {
         let ping_limit = (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT);
         Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)), ..Self::LEASE }
+    }
+
+    /// For the renewal of leases, the first of which has this ttl.
+    pub(super) fn renewal(ttl: Duration) -> Self {
+        Self { takes_turns: false, ..Self::lease(ttl) }
+    }
+}
+
+/// Who may wait for a connection of a pool. sqlx serves its callers in their order, so renewals would wait behind
+/// thousands of claims that came at once, and the leases be lost. Here only a few statements about leases stand in that
+/// order, and renewals beside them; the others wait for their turn.
+#[derive(Default)]
+struct Turns(OnceLock<Semaphore>);
+
+/// The most statements about leases that wait for a connection of a pool, but for renewals. They are half as many as
+/// its connections, because getting one takes less time than using it.
+const MOST_TURNS: usize = 8;
+
+impl Turns {
+    fn of<DB: Dialect>(&self, pool: &Pool<DB>) -> &Semaphore {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(MOST_TURNS);
+        self.0.get_or_init(|| Semaphore::new((connections / 2).clamp(1, MOST_TURNS)))
     }
 }
 
@@ -125,9 +155,15 @@ async fn checked_out<DB: Dialect>(
     key: Option<&Key>,
 ) -> Result<(PoolConnection<DB>, bool)> {
     let _waiting = Waiting::at(pool);
-    let acquired = match reach.patience.filter(|_| DB::IS_REMOTE) {
-        Some(patience) => acquired_from_either(pool, reach.ping_limit, patience).await,
-        None => acquired(pool, reach.ping_limit).await.map(|conn| (conn, false)),
+    let acquired = if reach.takes_turns {
+        let in_turn = async {
+            let (asked, turns) = (Instant::now(), of_pool::<Turns, _>(pool));
+            let _turn = turns.of(pool).acquire().await;
+            acquired_for(pool, reach, asked).await
+        };
+        timeout(pool.options().get_acquire_timeout(), in_turn).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    } else {
+        acquired_for(pool, reach, Instant::now()).await
     };
     match acquired {
         Ok(conn) => Ok(conn),
@@ -136,6 +172,18 @@ async fn checked_out<DB: Dialect>(
             Err(starved.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
         }
         Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
+    }
+}
+
+/// Gets a connection for a statement that was `asked` for at that time.
+async fn acquired_for<DB: Dialect>(
+    pool: &Pool<DB>,
+    reach: Reach,
+    asked: Instant,
+) -> sqlx::Result<(PoolConnection<DB>, bool)> {
+    match reach.patience.filter(|_| DB::IS_REMOTE) {
+        Some(patience) => acquired_from_either(pool, reach.ping_limit, patience, asked).await,
+        None => acquired(pool, reach.ping_limit).await.map(|conn| (conn, false)),
     }
 }
 
@@ -154,11 +202,12 @@ async fn acquired_from_either<DB: Dialect>(
     pool: &Pool<DB>,
     ping_limit: Duration,
     patience: Duration,
+    asked: Instant,
 ) -> sqlx::Result<(PoolConnection<DB>, bool)> {
     let own = async {
         // There must be time to open it before the pool gives up. A pool that was not full may be full the next time.
         let patience = patience.min(pool.options().get_acquire_timeout() / 4);
-        sleep(patience).await;
+        sleep_until(asked + patience).await;
         while !is_full(pool) {
             sleep(patience).await;
         }

@@ -98,7 +98,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, Reach::lease(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
+            write(self, Reach::renewal(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
                 tried!(tries, DB::lease_renew(conn, renewals))
             })
         );

@@ -238,6 +238,11 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
+    /// Whether its last renewal has no answer.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.life.borrow().is_silent()
+    }
+
     /// Whether the caller has got it.
     pub(crate) fn is_delivered(&self) -> bool {
         self.life.borrow().is_delivered()

@@ -313,6 +313,10 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
+    pub(crate) fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
     pub(crate) fn is_delivered(&self) -> bool {
         self.is_delivered
     }

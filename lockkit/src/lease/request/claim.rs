@@ -290,7 +290,7 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
                 let released = inner.store().release(&release, limit_for(ttl)).await;
                 if let Ok(Answer::Done | Answer::Gone) = released {
                     let is_gone = matches!(released, Ok(Answer::Done)) || is_answered;
-                    inner.leftovers.released(&release.key, release.token, is_gone, is_answered);
+                    inner.leftovers.released(&release.key, release.token, is_gone);
                 }
                 match released {
                     Ok(Answer::Gone) => break false,

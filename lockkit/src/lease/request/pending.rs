@@ -9,7 +9,7 @@ use crate::lease::held::Lease;
 use crate::{
     body::guard::Guard,
     lease::{
-        ending::note_undelivered,
+        ending::note_ending,
         life::kept::release_failed,
         store::{LeaseRecord, LeaseStore},
     },
@@ -216,7 +216,7 @@ impl<S: LeaseStore> Pending<S> {
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         for lease in &leases {
-            note_undelivered(&lease.inner, &lease.kept);
+            note_ending(&lease.inner, &lease.kept);
         }
         let releases = async {
             for lease in leases {

@@ -634,7 +634,7 @@ mod tests {
                     store.lease_acquire(&claim).await.unwrap();
                     tokio::time::sleep(millis(13)).await;
                     store.lease_release(&key, token, Duration::ZERO).await.unwrap();
-                    leftovers.released(&key, token, true, true);
+                    leftovers.released(&key, token, true);
                     tokio::time::sleep(millis(1)).await;
                 }
                 std::future::pending::<()>().await;
@@ -684,7 +684,7 @@ mod tests {
                 let token = Token::random();
                 leftovers.note(&key, token);
                 tokio::time::sleep(Duration::from_millis(7)).await;
-                leftovers.released(&key, token, true, true);
+                leftovers.released(&key, token, true);
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };

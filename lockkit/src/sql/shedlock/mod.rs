@@ -234,7 +234,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
             self.pool,
             write(
                 &self.pool,
-                Reach::lease(first.ttl),
+                Reach::renewal(first.ttl),
                 "renewing ShedLock's locks",
                 Some(&first.key),
                 async |conn, grammar, tries| {
