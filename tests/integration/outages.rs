@@ -89,7 +89,7 @@ on_every_server! {
         for err in [refused().await, leases.lease("k").try_acquire().await.unwrap_err()] {
             assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
             let source = err.source().expect("a source").to_string();
-            assert!(source.contains("an earlier claim or release of this process, which got no answer"), "{source}");
+            assert!(source.contains("an earlier call of this process, which got no answer"), "{source}");
         }
         drop(locked);
         leases.lease("k").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();

@@ -39,8 +39,8 @@ use crate::{
 /// The reason where a lease is refused and no other holder is visible.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "nobody else is seen to hold it: an earlier claim or release of this process, which got no answer or whose caller \
-     has gone, may have the lease, or its row locked"
+    "nobody else is seen to hold it: an earlier call of this process, which got no answer or whose caller has gone, may \
+     have the lease, or its row locked"
 )]
 struct MayBeOurs;
 
