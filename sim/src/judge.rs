@@ -99,6 +99,8 @@ pub(crate) struct Judge {
     forgotten: BTreeMap<Token, bool>,
     /// When an operator has taken each token away, and how many operators of a process are about to.
     stolen: BTreeMap<Token, u64>,
+    /// Those whose theft the store has forgotten.
+    restored: BTreeSet<Token>,
     stealing: BTreeMap<(usize, Key), u32>,
     /// The callers of each process and key, in the order of their arrival.
     waiting: BTreeMap<(usize, Key), VecDeque<Waiting>>,
@@ -132,6 +134,7 @@ impl Judge {
             fences: BTreeMap::new(),
             owners: BTreeMap::new(),
             stolen: BTreeMap::new(),
+            restored: BTreeSet::new(),
             stealing: BTreeMap::new(),
             waiting: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -194,11 +197,12 @@ impl Judge {
         self.free_since = None;
     }
 
-    /// The store may have forgotten these tokens.
-    pub(crate) fn forgets(&mut self, tokens: Vec<Token>, is_noticed: bool) {
+    /// The store may have forgotten these tokens. It has the `restored` ones, whatever had become of them.
+    pub(crate) fn forgets(&mut self, tokens: Vec<Token>, restored: Vec<Token>, is_noticed: bool) {
         for token in tokens {
             *self.forgotten.entry(token).or_insert(true) &= is_noticed;
         }
+        self.restored.extend(restored);
     }
 
     /// Whether the store promises that nobody else is granted the lease while this one is trusted.
@@ -385,7 +389,8 @@ impl World {
             it.is_lost |= !is_trusted;
             let (stolen, is_promised) = (self.judge.stolen.get(&it.token), self.judge.is_promised(it.token));
             let ttl = self.judge.ttls.get(&it.token).copied().unwrap_or(self.judge.longest_ttl);
-            if is_trusted && stolen.is_some_and(|it| at > it + ttl) {
+            let is_restored = self.judge.restored.contains(&it.token);
+            if is_trusted && !is_restored && stolen.is_some_and(|it| at > it + ttl) {
                 found.push(format!("p{process} still trusts lease {} of `{key}`, which was stolen", it.number));
             }
             if !is_trusted || it.is_over || !is_promised {

@@ -254,7 +254,8 @@ impl<'p> Run<'p> {
                 world.restart_store();
                 let now = world.now;
                 let forgotten = world.store.forget(is_noticed, now);
-                world.judge.forgets(forgotten, is_noticed);
+                let restored: Vec<_> = world.store.tokens().collect();
+                world.judge.forgets(forgotten, restored, is_noticed);
             }
         }
     }

@@ -645,6 +645,11 @@ impl Store {
         rows.into_values().filter(|it| it.is_held(now)).filter_map(|it| it.token).collect()
     }
 
+    /// The tokens of all rows.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.rows.values().filter_map(|it| it.token)
+    }
+
     /// An operator declares that nothing was forgotten.
     pub(crate) fn declare_new(&mut self) {
         (self.is_another, self.grants_from) = (false, 0);

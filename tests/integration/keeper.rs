@@ -175,26 +175,6 @@ on_every_database! {
         kept.release().await.unwrap();
     }
 
-    async fn a_lease_is_renewed_though_many_statements_about_others_wait_for_a_connection<S>(db: TestDb<S>) {
-        let slow = db.pool.options().clone().before_acquire(|_, _| {
-            Box::pin(async {
-                sleep(MILLIS(100)).await;
-                Ok(true)
-            })
-        });
-        let pool = slow.connect_with((*db.pool.connect_options()).clone()).await.unwrap();
-        let leases = Leases::builder(pool.clone()).ttl(MILLIS(3000)).own_connections(1).build().unwrap();
-        let lease = leases.lease("k").acquire().await.unwrap();
-        // As long as two leases live. Not all of them are answered in time.
-        let mut looks = JoinSet::new();
-        for _ in 0..70 {
-            let leases = leases.clone();
-            looks.spawn(async move { _ = leases.show("other").await });
-        }
-        while looks.join_next().await.is_some() {}
-        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
-    }
-
     async fn a_pool_whose_connections_wait_for_each_other_says_so<S>(db: TestDb<S>) {
         let options = db.pool.options().clone().max_connections(1).acquire_timeout(MILLIS(300));
         let pool = options.connect_with((*db.pool.connect_options()).clone()).await.unwrap();
@@ -276,6 +256,26 @@ on_every_server! {
         while connections().await > before - 3 {
             sleep(MILLIS(20)).await;
         }
+    }
+
+    async fn a_lease_is_renewed_though_many_statements_about_others_wait_for_a_connection<S>(db: TestDb<S>) {
+        let slow = db.pool.options().clone().before_acquire(|_, _| {
+            Box::pin(async {
+                sleep(MILLIS(100)).await;
+                Ok(true)
+            })
+        });
+        let pool = slow.connect_with((*db.pool.connect_options()).clone()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(MILLIS(3000)).own_connections(1).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        // As long as two leases live. Not all of them are answered in time.
+        let mut looks = JoinSet::new();
+        for _ in 0..70 {
+            let leases = leases.clone();
+            looks.spawn(async move { _ = leases.show("other").await });
+        }
+        while looks.join_next().await.is_some() {}
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
     }
 
     async fn leases_with_connections_of_their_own_do_not_need_the_pools<S>(db: TestDb<S>) {

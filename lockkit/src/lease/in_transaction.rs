@@ -265,6 +265,9 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         Err(err) => {
             // A statement may be on its way, so nothing is said on the connection any more.
             drop(tx);
+            for lease in leases {
+                lease.kept.on(Event::Silent);
+            }
             err
         }
     };
@@ -285,7 +288,7 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::{future::pending, slice};
 
     use tokio::time::{Instant, sleep};
 
@@ -323,6 +326,29 @@ mod tests {
         async fn release(&mut self, _release: &Release, pin: Pin) -> Result<bool> {
             self.0.lock().push(pin);
             Ok(true)
+        }
+
+        async fn commit(self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn roll_back(self) {}
+    }
+
+    /// A transaction in which no release is answered.
+    struct Unanswering;
+
+    impl LeaseTx for Unanswering {
+        async fn check_open(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn renew(&mut self, _renewal: &Renewal) -> Result<Answer> {
+            Ok(Answer::Done)
+        }
+
+        async fn release(&mut self, _release: &Release, _pin: Pin) -> Result<bool> {
+            Err(failed(Fault::Unavailable))
         }
 
         async fn commit(self) -> Result<()> {
@@ -404,7 +430,26 @@ mod tests {
             leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
             let refused = leases.lease("k").try_acquire().await;
             assert!(matches!(&refused, Err(Error::Database { fault: Fault::Unavailable, .. })), "{refused:?}");
+            leases.store().free(Call::Acquire);
+            leases.store().fail(Call::Acquire, (0..2).map(|_| failed(Fault::Serialization)));
+            assert!(leases.lease("k").try_acquire().await.unwrap().is_some(), "the row is locked no more");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_or_extension_without_an_answer_leaves_the_lease_silent_until_its_next_renewal() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let renewed = async || {
+            assert!(lease.kept.is_silent());
+            sleep(TTL / 2).await;
+            assert!(!lease.kept.is_silent());
+        };
+        commit(slice::from_ref(&lease), Unanswering).await.unwrap_err();
+        renewed().await;
+        leases.store().faults().script(Operation::Renew, [Failure::AnswerLost]);
+        lease.extend(TTL).await.unwrap_err();
+        renewed().await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,11 +11,12 @@
 //! | a lease whose release begins, and whose last renewal has no answer | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
-//! | a release that has not found it, of a claim that was answered | | soon |
+//! | a release that has not found it, whose calls are all answered | | soon |
 //!
 //! It stays one if its release finds nothing: a lease that had expired is held again if the clock is set back. If a
 //! call of it has no answer (it is *open*), that release proves nothing: the call may still be on its way, or wait in
-//! COMMIT with the row locked, where a release sees only that the lease has expired.
+//! COMMIT with the row locked, where a release sees only that the lease has expired. Nothing will tell when that is
+//! over, so requests ask again.
 //!
 //! Such a claim may also be in the store where nobody sees it. A server that waits for its replicas in COMMIT keeps the
 //! row locked for as long as that takes, which can be longer than the ttl, and its client is gone. So a refusal without
@@ -78,6 +79,8 @@ pub(super) enum Left {
     Nothing,
     /// It was not in the store at a later time, where it may still arrive, or others undid it.
     Absent,
+    /// Its release is over and has not found it, but it is open: it may keep the row locked where nobody sees it.
+    Unseen,
     /// It may be in the store, visible or not.
     Perhaps,
 }
@@ -143,8 +146,8 @@ impl Leftovers {
     /// Its release has found it, or nothing.
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
-            if it.token == token && (was_found || !it.is_open) {
-                it.left = Left::Absent;
+            if it.token == token {
+                it.left = if was_found || !it.is_open { Left::Absent } else { Left::Unseen };
             }
             if it.token == token && was_found {
                 (it.noted, it.is_gone) = (Instant::now(), true);
@@ -312,7 +315,7 @@ mod tests {
         leftovers.note(&key, token);
         leftovers.note_answered(&key, token);
         leftovers.released(&key, token, false);
-        assert_eq!(of(), Left::Perhaps, "a call of it may be on its way");
+        assert_eq!(of(), Left::Unseen, "a call of it may be on its way");
         leftovers.released(&key, token, true);
         assert!(leftovers.recognises(&key, token));
         assert_eq!(of(), Left::Absent);

@@ -3,16 +3,12 @@
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
-use std::{
-    io,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
-    runtime::Handle,
-    sync::Semaphore,
+    runtime::{Handle, Id},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -22,6 +18,7 @@ use crate::{
         guard::{Guard, Hold},
         task::no_answer,
     },
+    mutex::Mutex,
     sql::{
         pool_state::of_pool,
         spare::spare,
@@ -133,17 +130,30 @@ impl Reach {
 /// Who may wait for a connection of a pool. sqlx serves its callers in their order, so renewals would wait behind
 /// thousands of claims that came at once, and the leases be lost. Here only a few statements about leases stand in that
 /// order, and renewals beside them; the others wait for their turn.
+///
+/// Each runtime has turns of its own: one that is not driven holds up no other.
 #[derive(Default)]
-struct Turns(OnceLock<Semaphore>);
+struct Turns(Mutex<HashMap<Id, Arc<Semaphore>>>);
 
-/// The most statements about leases that wait for a connection of a pool, but for renewals. They are half as many as
-/// its connections, because getting one takes less time than using it.
+/// The most statements about leases that wait for a connection of a pool, but for renewals. If it has fewer
+/// connections, as many as it has.
 const MOST_TURNS: usize = 8;
 
 impl Turns {
-    fn of<DB: Dialect>(&self, pool: &Pool<DB>) -> &Semaphore {
-        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(MOST_TURNS);
-        self.0.get_or_init(|| Semaphore::new((connections / 2).clamp(1, MOST_TURNS)))
+    /// Waits for a turn, which ends when it is dropped.
+    async fn of<DB: Dialect>(pool: &Pool<DB>) -> Option<OwnedSemaphorePermit> {
+        let turns = {
+            let all = of_pool::<Self, _>(pool);
+            let (mut all, runtime) = (all.0.lock(), Handle::current().id());
+            if !all.contains_key(&runtime) {
+                // Those of runtimes that have ended, or have nothing to do at the moment.
+                all.retain(|_, it| Arc::strong_count(it) > 1);
+            }
+            let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(MOST_TURNS);
+            let new = || Arc::new(Semaphore::new(connections.clamp(1, MOST_TURNS)));
+            all.entry(runtime).or_insert_with(new).clone()
+        };
+        turns.acquire_owned().await.ok()
     }
 }
 
@@ -155,15 +165,16 @@ async fn checked_out<DB: Dialect>(
     key: Option<&Key>,
 ) -> Result<(PoolConnection<DB>, bool)> {
     let _waiting = Waiting::at(pool);
-    let acquired = if reach.takes_turns {
+    let asked = Instant::now();
+    // On a database in this process, renewals need its one lock for writers more than a connection.
+    let acquired = if reach.takes_turns && DB::IS_REMOTE {
         let in_turn = async {
-            let (asked, turns) = (Instant::now(), of_pool::<Turns, _>(pool));
-            let _turn = turns.of(pool).acquire().await;
+            let _turn = Turns::of(pool).await;
             acquired_for(pool, reach, asked).await
         };
         timeout(pool.options().get_acquire_timeout(), in_turn).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
     } else {
-        acquired_for(pool, reach, Instant::now()).await
+        acquired_for(pool, reach, asked).await
     };
     match acquired {
         Ok(conn) => Ok(conn),
@@ -182,7 +193,7 @@ async fn acquired_for<DB: Dialect>(
     asked: Instant,
 ) -> sqlx::Result<(PoolConnection<DB>, bool)> {
     match reach.patience.filter(|_| DB::IS_REMOTE) {
-        Some(patience) => acquired_from_either(pool, reach.ping_limit, patience, asked).await,
+        Some(patience) => acquired_from_either(pool, reach, patience, asked).await,
         None => acquired(pool, reach.ping_limit).await.map(|conn| (conn, false)),
     }
 }
@@ -200,7 +211,7 @@ async fn acquired<DB: Dialect>(pool: &Pool<DB>, ping_limit: Duration) -> sqlx::R
 /// Gets a connection of the pool, or one of lockkit's own if the pool has none in time.
 async fn acquired_from_either<DB: Dialect>(
     pool: &Pool<DB>,
-    ping_limit: Duration,
+    reach: Reach,
     patience: Duration,
     asked: Instant,
 ) -> sqlx::Result<(PoolConnection<DB>, bool)> {
@@ -211,13 +222,18 @@ async fn acquired_from_either<DB: Dialect>(
         while !is_full(pool) {
             sleep(patience).await;
         }
-        let own = async { acquired(&spare(pool)?, ping_limit).await.ok() };
+        let own = async {
+            let spare = spare(pool)?;
+            // It has fewer connections.
+            let _turn = if reach.takes_turns { Turns::of(&spare).await } else { None };
+            acquired(&spare, reach.ping_limit).await.ok()
+        };
         // Boxed: few callers need it.
         Box::pin(own).await
     };
     tokio::select! {
         biased;
-        acquired = acquired(pool, ping_limit) => acquired.map(|conn| (conn, false)),
+        acquired = acquired(pool, reach.ping_limit) => acquired.map(|conn| (conn, false)),
         Some(own) = own => Ok((own, true)),
     }
 }

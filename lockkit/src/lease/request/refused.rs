@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
     LeaseRequest,
@@ -39,8 +39,8 @@ use crate::{
 /// The reason where a lease is refused and no other holder is visible.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "nobody else is seen to hold it: an earlier call of this process, which got no answer or whose caller has gone, may \
-     have the lease, or its row locked"
+    "nobody else is seen to hold it: an earlier call of this process, which got no answer or whose caller has gone, \
+     may have the lease, or its row locked"
 )]
 struct MayBeOurs;
 
@@ -160,10 +160,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Err(Error::Contended { key, waited, holder: holder.map(Box::new) })
     }
 
-    /// Whether what this process had left is gone by this time.
+    /// Whether what this process had left is gone by this time, or may be though nothing will tell.
     async fn are_gone_by(&self, until: Instant) -> bool {
         let are_gone = self.inner.leftovers.until(|| self.left(Instant::now()) != Left::Perhaps);
-        Instant::now() < until && timeout_at(until, are_gone).await.is_ok()
+        if Instant::now() >= until || timeout_at(until, are_gone).await.is_err() {
+            return false;
+        }
+        if self.left(Instant::now()) == Left::Unseen {
+            sleep(BUSY_PAUSE).await;
+        }
+        true
     }
 
     /// What this process may have left of what the request needs, also what is gone since this time.
