@@ -179,6 +179,7 @@ impl Judge {
                     let is_theft = self.stealing.get(&(process, release.key.clone())).is_some_and(|it| *it > 0);
                     if is_foreign || is_theft {
                         self.stolen.insert(release.token, now);
+                        self.restored.remove(&release.token);
                     }
                 }
             }

@@ -96,7 +96,7 @@ pub(super) struct Reach {
     is_warm: bool,
     /// Whether the operation may be repeated if a connection that was kept turns out to be dead.
     may_repeat: bool,
-    /// Whether it waits for its [`Turn`] to wait for a connection.
+    /// Whether it waits for its turn ([`Turns`]) to wait for a connection.
     takes_turns: bool,
 }
 
