@@ -70,7 +70,7 @@ async fn the_body_has_the_lease_and_its_ttl() {
     assert!(left > Duration::from_secs(50) && left <= Duration::from_mins(1), "{left:?}");
 }
 
-#[with_lock(lease, on = &shop.leases, key = const "job", ttl = Duration::from_millis(1500), as = lease)]
+#[with_lock(lease, on = &shop.leases, key = const "job", ttl = Duration::from_mins(1), as = lease)]
 async fn robbed(shop: &Shop, stopped: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     std::future::pending::<()>().await;
@@ -87,13 +87,13 @@ async fn the_body_is_stopped_when_the_lease_is_stolen() {
     assert!(was_stopped.await.is_err());
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = stop, as = lease)]
+#[with_lock(lease, on = &shop.leases, key = "job", on_lost = stop, as = lease)]
 async fn stopped_when_robbed(shop: &Shop) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     std::future::pending().await
 }
 
-#[with_lock(lease, on = &shop.leases, key = const "job", ttl = "1500ms", on_lost = continue, as = lease)]
+#[with_lock(lease, on = &shop.leases, key = const "job", on_lost = continue, as = lease)]
 async fn robbed_and_goes_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     assert_eq!(lease.lost().await, LossReason::Stolen);

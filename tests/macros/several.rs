@@ -110,7 +110,7 @@ async fn a_transaction_is_committed_with_all_of_them_or_rolled_back() {
     assert!(shop.leases.list("").await.unwrap().is_empty());
 }
 
-#[with_lock(lease, on = &shop.leases, keys = ["a", "b"], ttl = "300ms", as = leases)]
+#[with_lock(lease, on = &shop.leases, keys = ["a", "b"], as = leases)]
 async fn robbed_of_one(shop: &Shop) -> Result<(), Error> {
     shop.leases.steal("b").await?;
     assert!(!leases.is_trusted(), "a thief of the same process tells it");
@@ -121,7 +121,6 @@ async fn robbed_of_one(shop: &Shop) -> Result<(), Error> {
     lease,
     on = &shop.leases,
     keys = const ["a", "b"],
-    ttl = "300ms",
     on_lost = continue,
     min_hold = "1m",
     as = leases
