@@ -133,9 +133,9 @@ pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &K
     Ok(())
 }
 
-/// The lease is released now, or soon. No caller got it, or a renewal may have left its row locked.
+/// The lease is released now, or soon. No caller got it, or what was sent before may have its row locked.
 pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
-    if kept.is_silent() {
+    if kept.is_open() {
         inner.leftovers.note(&kept.key, kept.token);
     } else if !kept.is_delivered() {
         inner.leftovers.note_answered(&kept.key, kept.token);

@@ -161,11 +161,9 @@ impl<S: LeaseStore> Lease<S> {
         }
         while self.is_trusted() {
             let sent = Instant::now();
+            self.kept.on(Event::Asking { sent });
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl: whole };
             let renewed = self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await;
-            if renewed.is_err() {
-                self.kept.on(Event::Silent);
-            }
             match renewed?.pop() {
                 Some(Answer::Done) => {
                     self.kept.on(Event::Extended { sent, ttl });

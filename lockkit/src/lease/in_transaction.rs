@@ -265,9 +265,6 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         Err(err) => {
             // A statement may be on its way, so nothing is said on the connection any more.
             drop(tx);
-            for lease in leases {
-                lease.kept.on(Event::Silent);
-            }
             err
         }
     };
@@ -288,7 +285,7 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::pending, slice};
+    use std::future::pending;
 
     use tokio::time::{Instant, sleep};
 
@@ -326,29 +323,6 @@ mod tests {
         async fn release(&mut self, _release: &Release, pin: Pin) -> Result<bool> {
             self.0.lock().push(pin);
             Ok(true)
-        }
-
-        async fn commit(self) -> Result<()> {
-            Ok(())
-        }
-
-        async fn roll_back(self) {}
-    }
-
-    /// A transaction in which no release is answered.
-    struct Unanswering;
-
-    impl LeaseTx for Unanswering {
-        async fn check_open(&mut self) -> Result<()> {
-            Ok(())
-        }
-
-        async fn renew(&mut self, _renewal: &Renewal) -> Result<Answer> {
-            Ok(Answer::Done)
-        }
-
-        async fn release(&mut self, _release: &Release, _pin: Pin) -> Result<bool> {
-            Err(failed(Fault::Unavailable))
         }
 
         async fn commit(self) -> Result<()> {
@@ -412,44 +386,49 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_call_without_an_answer_keeps_locked_is_no_other_holder() {
-        for is_commit in [true, false] {
+        for unanswered in ["commit", "renewals", "renewal in flight", "extension that is dropped", "verify"] {
             let leases = Leases::builder(Scripted::new(Profile::default())).ttl(TTL).build().unwrap();
             let lease = leases.lease("k").acquire().await.unwrap();
-            if is_commit {
-                let committing = lease.begin_commit(false);
-                sleep(2 * TTL).await;
-                drop(committing);
-            } else {
-                leases.store().store.faults().script(Operation::Renew, [Failure::Refused; 1000]);
-                sleep(2 * TTL).await;
+            let renewals_fail = |how| leases.store().store.faults().script(Operation::Renew, [how; 1000]);
+            match unanswered {
+                "commit" => {
+                    let committing = lease.begin_commit(false);
+                    sleep(2 * TTL).await;
+                    drop(committing);
+                }
+                "renewals" => {
+                    renewals_fail(Failure::Refused);
+                    sleep(2 * TTL).await;
+                }
+                "renewal in flight" => {
+                    renewals_fail(Failure::Silent);
+                    sleep(TTL / 3).await;
+                    leases.store().store.steal("k");
+                }
+                "extension that is dropped" => {
+                    renewals_fail(Failure::Silent);
+                    timeout(TTL / 100, lease.extend(TTL)).await.unwrap_err();
+                    leases.store().store.steal("k");
+                }
+                _ => {
+                    timeout(TTL / 100, lease.verify_by(pending())).await.unwrap_err();
+                    leases.store().store.steal("k");
+                }
             }
             drop(lease);
             sleep(TTL).await;
             assert_ne!(leases.store().calls(Call::Release) + leases.store().calls(Call::ReleaseUnpinned), 0);
-            // A claim skips a locked row. The release did not meet the lock: it saw that the lease had expired.
+            // A claim skips a locked row. The release did not meet the lock: it saw that the lease is not there.
             leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
             let refused = leases.lease("k").try_acquire().await;
-            assert!(matches!(&refused, Err(Error::Database { fault: Fault::Unavailable, .. })), "{refused:?}");
+            assert!(
+                matches!(&refused, Err(Error::Database { fault: Fault::Unavailable, .. })),
+                "{unanswered}: {refused:?}"
+            );
             leases.store().free(Call::Acquire);
             leases.store().fail(Call::Acquire, (0..2).map(|_| failed(Fault::Serialization)));
             assert!(leases.lease("k").try_acquire().await.unwrap().is_some(), "the row is locked no more");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_commit_or_extension_without_an_answer_leaves_the_lease_silent_until_its_next_renewal() {
-        let leases = leases();
-        let lease = leases.lease("k").acquire().await.unwrap();
-        let renewed = async || {
-            assert!(lease.kept.is_silent());
-            sleep(TTL / 2).await;
-            assert!(!lease.kept.is_silent());
-        };
-        commit(slice::from_ref(&lease), Unanswering).await.unwrap_err();
-        renewed().await;
-        leases.store().faults().script(Operation::Renew, [Failure::AnswerLost]);
-        lease.extend(TTL).await.unwrap_err();
-        renewed().await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
-//! | a lease whose release begins, and whose last renewal has no answer | yes | |
+//! | a lease whose release begins, and whose row a renewal or a transaction may have locked | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
 //! | a release that has not found it, whose calls are all answered | | soon |
@@ -109,7 +109,7 @@ impl Leftovers {
         self.add(key, token, true);
     }
 
-    /// It may be in the store, and nobody here has it. What was not noted is answered.
+    /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.
     pub(super) fn note_answered(&self, key: &Key, token: Token) {
         self.add(key, token, false);
     }
@@ -147,7 +147,9 @@ impl Leftovers {
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
             if it.token == token {
-                it.left = if was_found || !it.is_open { Left::Absent } else { Left::Unseen };
+                let seen = if was_found || !it.is_open { Left::Absent } else { Left::Unseen };
+                // A later claim may have told more before.
+                it.left = it.left.min(seen);
             }
             if it.token == token && was_found {
                 (it.noted, it.is_gone) = (Instant::now(), true);

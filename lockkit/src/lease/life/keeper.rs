@@ -482,6 +482,8 @@ impl<S: LeaseStore> Shared<S> {
                 // is reported then.
                 entry.due = (now + pause.mul_f64(spread)).min(kept.until());
                 round.schedule.insert((entry.due, token));
+                // While the state is locked: the lease may be handed over to another holder before it is sent.
+                kept.on_unreported(Event::Asking { sent: now });
                 due.push(kept);
             }
         }

@@ -238,9 +238,9 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    /// Whether its last renewal has no answer.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.life.borrow().is_silent()
+    /// Whether a request or a transaction may still have its row locked, of which nothing was heard since.
+    pub(crate) fn is_open(&self) -> bool {
+        self.life.borrow().is_open()
     }
 
     /// Whether the caller has got it.

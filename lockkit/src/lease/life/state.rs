@@ -34,6 +34,8 @@ pub(crate) struct Life {
     ttl: Duration,
     /// The last renewal was not answered.
     is_silent: bool,
+    /// When the last request was sent that locks its row, unless one since then has proved that the store holds it.
+    asked: Option<Instant>,
     /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed
     /// out.
     is_delivered: bool,
@@ -84,11 +86,13 @@ pub(crate) enum Event {
     Elapsed,
     /// The caller has the lease.
     Delivered,
+    /// A request that renews it is sent at `sent`.
+    Asking { sent: Instant },
     /// The store has renewed it. The request was sent at `sent`.
     Renewed { sent: Instant, ttl: Duration },
     /// As `Renewed`, and later renewals are for this ttl.
     Extended { sent: Instant, ttl: Duration },
-    /// A renewal was not answered. Its outcome is unknown.
+    /// A renewal was not answered, and is repeated. Its outcome is unknown.
     Silent,
     /// The store does not have it any more.
     Gone,
@@ -160,6 +164,7 @@ impl Life {
             until: sent + ttl.saturating_sub(margin(ttl)),
             ttl,
             is_silent: false,
+            asked: None,
             is_delivered: false,
             report: Report::None,
         }
@@ -167,8 +172,17 @@ impl Life {
 
     /// The life of the next holder's lease, which has the trust of this one.
     fn next(&self) -> Self {
-        let Self { until, ttl, is_silent, .. } = *self;
-        Self { phase: Phase::Held, pin: Pin::No, until, ttl, is_silent, is_delivered: false, report: Report::None }
+        let Self { until, ttl, is_silent, asked, .. } = *self;
+        Self {
+            phase: Phase::Held,
+            pin: Pin::No,
+            until,
+            ttl,
+            is_silent,
+            asked,
+            is_delivered: false,
+            report: Report::None,
+        }
     }
 
     pub(crate) fn on(&mut self, now: Instant, event: Event) -> Effect {
@@ -184,6 +198,7 @@ impl Life {
         match event {
             Event::Elapsed => {}
             Event::Delivered => self.is_delivered = true,
+            Event::Asking { sent } => self.asked = self.asked.max(Some(sent)),
             Event::Renewed { sent, ttl } | Event::Extended { sent, ttl } => {
                 if self.is_over() {
                     return Effect::Refuse;
@@ -191,6 +206,7 @@ impl Life {
                 // Answers can arrive in a different order than their requests.
                 self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 self.is_silent = false;
+                self.asked = self.asked.filter(|it| *it > sent);
                 if matches!(event, Event::Extended { .. }) {
                     self.ttl = ttl;
                 }
@@ -313,8 +329,9 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
-    pub(crate) fn is_silent(&self) -> bool {
-        self.is_silent
+    /// Whether a request or a transaction may still have its row locked, of which nothing was heard since.
+    pub(crate) fn is_open(&self) -> bool {
+        self.asked.is_some() || self.pin != Pin::No
     }
 
     pub(crate) fn is_delivered(&self) -> bool {
@@ -420,6 +437,7 @@ mod tests {
         match name.split_once(' ').unwrap_or((name, "")) {
             ("Elapsed", "") => Event::Elapsed,
             ("Delivered", "") => Event::Delivered,
+            ("Asking", "") => Event::Asking { sent: now },
             ("Renewed", "") => Event::Renewed { sent: now, ttl: TTL },
             ("Extended", "") => Event::Extended { sent: now, ttl: TTL },
             ("Silent", "") => Event::Silent,
@@ -469,7 +487,7 @@ mod tests {
         }
     }
 
-    const KINDS: u32 = 23;
+    const KINDS: u32 = 24;
 
     /// The number of the kind of event, with each step. Does not compile until a new event has one.
     fn discriminant(event: Event) -> u32 {
@@ -498,6 +516,7 @@ mod tests {
             Event::HandingOverCommitted => 16,
             Event::Committing(at) => 17 + step(at),
             Event::Refused(at) => 20 + step(at),
+            Event::Asking { .. } => 23,
         }
     }
 
@@ -607,14 +626,38 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_is_open_until_a_later_renewal_and_once_a_transaction_may_pin_it() {
+        let now = Instant::now();
+        let at = |tenths| now + tenths * TTL / 10;
+        let (asking, renewed) = (|at| Event::Asking { sent: at }, |at| Event::Renewed { sent: at, ttl: TTL });
+        let is_open = |events: &[Event]| {
+            let mut life = Life::new(now, TTL);
+            for event in events {
+                life.on(now, *event);
+            }
+            life.is_open()
+        };
+        assert!(!is_open(&[]));
+        assert!(is_open(&[asking(at(1))]));
+        assert!(!is_open(&[asking(at(1)), renewed(at(1))]));
+        assert!(is_open(&[asking(at(1)), Event::Silent]));
+        assert!(!is_open(&[asking(at(1)), asking(at(2)), renewed(at(2))]));
+        assert!(is_open(&[asking(at(1)), asking(at(2)), renewed(at(1))]), "the answers come in another order");
+        assert!(is_open(&[asking(at(2)), asking(at(1)), renewed(at(1))]));
+        assert!(is_open(&[Event::Verifying]) && is_open(&[Event::Committing(Step::Releases)]));
+        assert!(is_open(&[asking(at(1)), Event::Stolen, renewed(at(1))]));
+    }
+
+    #[test]
     fn the_next_holder_has_the_trust_of_the_last_and_nothing_else_of_it() {
         let now = Instant::now();
         let mut life = Life::new(now, TTL);
         life.on(now, Event::Delivered);
+        life.on(now, Event::Asking { sent: now });
         life.on(now, Event::Silent);
         life.on(now, Event::Committing(Step::HandsOver));
         let Effect::HandOver(next) = life.on(now, Event::HandingOverCommitted) else { panic!("{life:?}") };
-        assert_eq!(next, Life { is_silent: true, ..Life::new(now, TTL) });
+        assert_eq!(next, Life { is_silent: true, asked: Some(now), ..Life::new(now, TTL) });
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
     /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, when nobody else is
-    /// seen to hold the lease and an unanswered claim or release of this process may, or when on SQLite another
+    /// seen to hold the lease and an unanswered call of this process may, or when on SQLite another
     /// transaction, such as the caller's own, had the database locked
     /// ([`Fault::Contended`](crate::Fault::Contended)); [`Error::InvalidKey`], [`Error::InvalidOption`],
     /// [`Error::NotMigrated`], [`Error::Database`].
@@ -81,8 +81,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     }
 
     /// The lease if it is free now, or all of the leases if all are free. `None` if one is held, even by this task.
-    /// Makes one attempt and does not queue. Only where nobody else is seen to hold the lease, and an earlier claim or
-    /// release of this process may have been in the way, does it ask again, for 0.5 s at most.
+    /// Makes one attempt and does not queue. Only where nobody else is seen to hold the lease, and an earlier call of
+    /// this process may have been in the way, does it ask again, for 0.5 s at most.
     ///
     /// It may overtake waiting requests. A [`fair`](LeaseRequest::fair) request does not: it also returns `None` while
     /// others queue. Leases that the attempt took without success (a writer's lease while readers hold theirs) are
@@ -90,7 +90,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`], also when nobody
-    /// else is seen to hold the lease and an unanswered claim or release of this process may.
+    /// else is seen to hold the lease and an unanswered call of this process may.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
