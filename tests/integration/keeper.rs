@@ -1,10 +1,14 @@
 //! The keeper: many leases renewed by few statements, losses heard, pinned leases kept, one sweeper at a time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, RowLock, store::Answer};
-use support::{JoinSet, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
-use tokio::time::{sleep, timeout};
+use sqlx::pool::PoolOptions;
+use support::{JoinSet, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server, spawn};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -276,6 +280,39 @@ on_every_server! {
         }
         while looks.join_next().await.is_some() {}
         assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    }
+
+    async fn calls_that_are_more_than_the_connections_serve_are_told_so_and_open_no_connection_each<S>(db: TestDb<S>) {
+        let (proxy, connects) = (Proxy::start(&db.url), Arc::new(Semaphore::new(1)));
+        let options = PoolOptions::<<S as Server>::DB>::new().max_connections(1).acquire_timeout(MILLIS(1000));
+        let options = options.after_connect({
+            let connects = connects.clone();
+            move |_, _| {
+                let connects = connects.clone();
+                Box::pin(async move {
+                    _ = connects.acquire().await;
+                    Ok(())
+                })
+            }
+        });
+        let pool = options.connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        // The leases' own connection is slow to open.
+        let (only, slow) = (pool.acquire().await.unwrap(), connects.acquire().await.unwrap());
+        let before = proxy.connections();
+        let mut looks = JoinSet::new();
+        for _ in 0..100 {
+            let leases = leases.clone();
+            looks.spawn(async move { leases.show("k").await });
+        }
+        while let Some(look) = looks.join_next().await {
+            let err = look.unwrap().unwrap_err();
+            assert!(err.to_string().contains("come faster than these"), "{err}");
+        }
+        let opened = proxy.connections() - before;
+        assert!(opened < 40, "{opened} connections were opened for 100 calls");
+        drop((only, slow));
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
     }
 
     async fn leases_with_connections_of_their_own_do_not_need_the_pools<S>(db: TestDb<S>) {

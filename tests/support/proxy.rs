@@ -98,6 +98,11 @@ impl Proxy {
         self.state.round_trips.load(Ordering::SeqCst)
     }
 
+    /// How many connections clients have opened.
+    pub fn connections(&self) -> u64 {
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
     /// How many of the round trips were a ping of sqlx's pool, which lends and takes back no connection without.
     pub fn pings(&self) -> u64 {
         self.state.pings.load(Ordering::SeqCst)

@@ -3,12 +3,13 @@
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
-use std::{collections::HashMap, io, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, panic::resume_unwind, sync::Arc, time::Duration};
 
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
     runtime::{Handle, Id},
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -96,7 +97,7 @@ pub(super) struct Reach {
     is_warm: bool,
     /// Whether the operation may be repeated if a connection that was kept turns out to be dead.
     may_repeat: bool,
-    /// Whether it waits for its turn ([`Turns`]) to wait for a connection.
+    /// Whether it waits for its turn ([`Turns`]) to wait for a connection of a full pool.
     takes_turns: bool,
 }
 
@@ -127,17 +128,13 @@ impl Reach {
     }
 }
 
-/// Who may wait for a connection of a pool. sqlx serves its callers in their order, so renewals would wait behind
-/// thousands of claims that came at once, and the leases be lost. Here only a few statements about leases stand in that
-/// order, and renewals beside them; the others wait for their turn.
+/// Who may wait for a connection of a full pool. sqlx serves its callers in their order, so renewals would wait behind
+/// thousands of claims that came at once, and the leases be lost. Here as many statements about leases stand in that
+/// order as the pool has connections, and renewals beside them; the others wait for their turn.
 ///
 /// Each runtime has turns of its own: one that is not driven holds up no other.
 #[derive(Default)]
 struct Turns(Mutex<HashMap<Id, Arc<Semaphore>>>);
-
-/// The most statements about leases that wait for a connection of a pool, but for renewals. If it has fewer
-/// connections, as many as it has.
-const MOST_TURNS: usize = 8;
 
 impl Turns {
     /// Waits for a turn, which ends when it is dropped.
@@ -149,8 +146,8 @@ impl Turns {
                 // Those of runtimes that have ended, or have nothing to do at the moment.
                 all.retain(|_, it| Arc::strong_count(it) > 1);
             }
-            let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(MOST_TURNS);
-            let new = || Arc::new(Semaphore::new(connections.clamp(1, MOST_TURNS)));
+            let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+            let new = || Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS)));
             all.entry(runtime).or_insert_with(new).clone()
         };
         turns.acquire_owned().await.ok()
@@ -164,25 +161,48 @@ async fn checked_out<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<(PoolConnection<DB>, bool)> {
-    let _waiting = Waiting::at(pool);
+    let is_about_lease = reach.patience.is_some();
+    let _waiting = Waiting::at(pool, is_about_lease);
     let asked = Instant::now();
     // On a database in this process, renewals need its one lock for writers more than a connection.
-    let acquired = if reach.takes_turns && DB::IS_REMOTE {
-        let in_turn = async {
-            let _turn = Turns::of(pool).await;
-            acquired_for(pool, reach, asked).await
-        };
-        timeout(pool.options().get_acquire_timeout(), in_turn).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    let acquired = if reach.takes_turns && DB::IS_REMOTE && is_full(pool) {
+        acquired_in_turn(pool, reach, asked).await
     } else {
         acquired_for(pool, reach, asked).await
     };
     match acquired {
         Ok(conn) => Ok(conn),
         Err(sqlx::Error::PoolTimedOut) => {
-            let starved = if reach.patience.is_some() { leases_starved(pool).await } else { starved(pool).await };
+            let starved = if is_about_lease { leases_starved(pool).await } else { starved(pool).await };
             Err(starved.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
         }
         Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
+    }
+}
+
+/// [`acquired_for`] when it is this statement's turn. Waits in a task: a caller that is not polled must not keep a turn
+/// that others wait for.
+async fn acquired_in_turn<DB: Dialect>(
+    pool: &Pool<DB>,
+    reach: Reach,
+    asked: Instant,
+) -> sqlx::Result<(PoolConnection<DB>, bool)> {
+    let in_turn = {
+        let pool = pool.clone();
+        async move {
+            let _turn = Turns::of(&pool).await;
+            let (conn, is_own) = acquired_for(&pool, reach, asked).await?;
+            // Its caller may have gone, on a thread without a runtime.
+            Ok((Call::new(conn), is_own))
+        }
+    };
+    // Aborted when it is dropped.
+    let mut waiting = JoinSet::new();
+    waiting.spawn(in_turn);
+    match timeout(pool.options().get_acquire_timeout(), waiting.join_next()).await {
+        Ok(Some(Ok(acquired))) => acquired.map(|(call, is_own)| (call.defuse().conn, is_own)),
+        Ok(Some(Err(err))) if err.is_panic() => resume_unwind(err.into_panic()),
+        Ok(_) | Err(_) => Err(sqlx::Error::PoolTimedOut),
     }
 }
 
@@ -224,7 +244,7 @@ async fn acquired_from_either<DB: Dialect>(
         }
         let own = async {
             let spare = spare(pool)?;
-            // It has fewer connections.
+            // It has fewer connections, so those who have a turn in the pool are too many for it.
             let _turn = if reach.takes_turns { Turns::of(&spare).await } else { None };
             acquired(&spare, reach.ping_limit).await.ok()
         };

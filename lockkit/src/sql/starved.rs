@@ -9,9 +9,13 @@ use std::{
 };
 
 use sqlx::{Connection, Pool};
-use tokio::time::timeout;
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout},
+};
 
 use crate::{
+    mutex::Mutex,
     observe,
     sql::{
         Dialect,
@@ -21,27 +25,57 @@ use crate::{
     value::error::Error,
 };
 
-/// Number of callers that wait for a connection of a pool; reported in [`Error::PoolStarved`].
+/// Callers that wait for a connection of a pool; reported in [`Error::PoolStarved`].
 #[derive(Default)]
-struct Waiters(AtomicU32);
+struct Waiters {
+    all: AtomicU32,
+    /// Those with a statement about leases.
+    leases: AtomicU32,
+    /// The most of those with a statement about leases, and when, if they are more than the pool has connections.
+    crowd: Mutex<Option<(Instant, u32)>>,
+}
 
 /// Longest time for the new connection that tests whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
+/// For how long a crowd counts: those who gave up at the same time ask for the reason one after another.
+const CROWD_LASTS: Duration = Duration::from_secs(1);
+
+impl Waiters {
+    /// How many statements about leases wait, or have waited until a moment ago, if they are more than this.
+    fn crowd(&self, connections: u32) -> Option<u32> {
+        let before = self.crowd.lock().filter(|(at, _)| at.elapsed() < CROWD_LASTS).map_or(0, |(_, most)| most);
+        let most = before.max(self.leases.load(Ordering::Relaxed));
+        (most > connections).then_some(most)
+    }
+}
+
 /// One caller that waits for a connection.
-pub(super) struct Waiting(Arc<Waiters>);
+pub(super) struct Waiting {
+    waiters: Arc<Waiters>,
+    is_about_lease: bool,
+    connections: u32,
+}
 
 impl Waiting {
-    pub(super) fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
+    pub(super) fn at<DB: Dialect>(pool: &Pool<DB>, is_about_lease: bool) -> Self {
         let waiters = of_pool::<Waiters, _>(pool);
-        waiters.0.fetch_add(1, Ordering::Relaxed);
-        Self(waiters)
+        waiters.all.fetch_add(1, Ordering::Relaxed);
+        waiters.leases.fetch_add(u32::from(is_about_lease), Ordering::Relaxed);
+        Self { waiters, is_about_lease, connections: pool.options().get_max_connections() }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.waiters.all.fetch_sub(1, Ordering::Relaxed);
+        let leases = self.waiters.leases.fetch_sub(u32::from(self.is_about_lease), Ordering::Relaxed);
+        if self.is_about_lease && leases > self.connections {
+            let mut crowd = self.waiters.crowd.lock();
+            if crowd.is_none_or(|(at, most)| leases >= most || at.elapsed() >= CROWD_LASTS) {
+                *crowd = Some((Instant::now(), leases));
+            }
+        }
     }
 }
 
@@ -51,6 +85,7 @@ pub(super) fn is_full<DB: Dialect>(pool: &Pool<DB>) -> bool {
 }
 
 /// What a server says to another connection.
+#[derive(Debug, Clone, Copy)]
 enum Server {
     Accepts,
     Refuses,
@@ -60,7 +95,7 @@ enum Server {
 pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     let hint = "a caller that holds one connection and waits for another may wait for itself: give it the open \
                 transaction (`&mut *tx`), or make the pool larger";
-    starved_if(pool, |_| Some(hint)).await
+    starved_if(pool, |_, _| Some(hint)).await
 }
 
 /// As [`starved`], for a statement about leases, which is not confined to the pool.
@@ -69,29 +104,42 @@ pub(super) async fn leases_starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error
         Some(WhyNot::IsLocal) => starved(pool).await,
         Some(WhyNot::SwitchedOff) => {
             let hint = "`own_connections(0)` leaves the leases no others: leave it out, or make the pool larger";
-            starved_if(pool, |_| Some(hint)).await
+            starved_if(pool, |_, _| Some(hint)).await
         }
         Some(WhyNot::IsOwn) => {
             let hint = "they are the leases' own: give `own_connections` a larger number";
-            starved_if(pool, |_| Some(hint)).await
+            starved_if(pool, |_, _| Some(hint)).await
         }
         None => {
-            let hint = "the server refuses the leases a connection of their own: allow it more connections";
-            // Otherwise a connection was there, and its statement was not answered.
-            starved_if(pool, |server| matches!(server, Server::Refuses).then_some(hint)).await
+            let refused = "the server refuses the leases a connection of their own: allow it more connections";
+            let many = "statements about leases come faster than these and the leases' own serve them: see what the \
+                        server waits for, send fewer at once, or make the pool larger";
+            starved_if(pool, |server, is_crowd| match server {
+                Server::Refuses => Some(refused),
+                Server::Accepts if is_crowd => Some(many),
+                // A connection was there, and its statement was not answered.
+                Server::Accepts => None,
+            })
+            .await
         }
     }
 }
 
-async fn starved_if<DB: Dialect>(pool: &Pool<DB>, hint: impl FnOnce(Server) -> Option<&'static str>) -> Option<Error> {
+async fn starved_if<DB: Dialect>(
+    pool: &Pool<DB>,
+    hint: impl FnOnce(Server, bool) -> Option<&'static str>,
+) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
-    let waiting = of_pool::<Waiters, _>(pool).0.load(Ordering::Relaxed).max(1);
-    if !is_full(pool) {
+    let waiters = of_pool::<Waiters, _>(pool);
+    let (crowd, waiting) = (waiters.crowd(size), waiters.all.load(Ordering::Relaxed));
+    // When a crowd has given up, connections are free.
+    if crowd.is_none() && !is_full(pool) {
         return None;
     }
     let server = if DB::IS_REMOTE { server(pool).await? } else { Server::Accepts };
-    let hint = hint(server)?;
+    let hint = hint(server, crowd.is_some())?;
     observe::pool_starved();
+    let waiting = if waiting > 0 { waiting } else { crowd.unwrap_or(1) };
     Some(Error::PoolStarved { held, waiting, size, hint })
 }
 
@@ -100,12 +148,30 @@ pub(super) async fn answers<DB: Dialect>(pool: &Pool<DB>) -> bool {
     !DB::IS_REMOTE || server(pool).await.is_some()
 }
 
+/// What the server of a pool said last, and when.
+#[derive(Default)]
+struct Probe(AsyncMutex<Option<(Instant, Option<Server>)>>);
+
 /// Opens another connection for a moment. `None` if the server does not answer.
+///
+/// Thousands of calls that get no answer at the same time share one connection: what the server says to it later than
+/// they asked is true for all of them.
 async fn server<DB: Dialect>(pool: &Pool<DB>) -> Option<Server> {
+    let asked = Instant::now();
+    let probe = of_pool::<Probe, _>(pool);
+    // The one who asks the server may be on a runtime that is not driven.
+    let mut last = timeout(PROBE_LIMIT, probe.0.lock()).await.ok()?;
+    if let Some((at, said)) = *last
+        && at >= asked
+    {
+        return said;
+    }
     let options = pool.connect_options();
-    match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
+    let said = match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
         Ok(Ok(_)) => Some(Server::Accepts),
         Ok(Err(sqlx::Error::Database(_))) => Some(Server::Refuses),
         Ok(Err(_)) | Err(_) => None,
-    }
+    };
+    *last = Some((Instant::now(), said));
+    said
 }

@@ -243,8 +243,9 @@ pub enum Error {
     },
 
     /// No connection of the pool came free in time. Callers that hold one (for a transaction or a session lock) may be
-    /// waiting for another. Leases report it only where they have no connections of their own; see
-    /// [`own_connections`](crate::lease::LeasesBuilder::own_connections).
+    /// waiting for another. Leases report it where they have no connections of their own
+    /// ([`own_connections`](crate::lease::LeasesBuilder::own_connections)), and where more statements about them wait
+    /// than are served in time.
     #[error(
         "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; {hint}",
         plural(*held, "is", "are"),
