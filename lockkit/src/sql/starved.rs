@@ -38,6 +38,9 @@ struct Waiters {
 /// Longest time for the new connection that tests whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
+/// For how long its answer counts. Those who ask have waited for longer.
+const PROBE_LASTS: Duration = Duration::from_millis(100);
+
 /// For how long a crowd counts: those who gave up at the same time ask for the reason one after another.
 const CROWD_LASTS: Duration = Duration::from_secs(1);
 
@@ -154,15 +157,14 @@ struct Probe(AsyncMutex<Option<(Instant, Option<Server>)>>);
 
 /// Opens another connection for a moment. `None` if the server does not answer.
 ///
-/// Thousands of calls that get no answer at the same time share one connection: what the server says to it later than
-/// they asked is true for all of them.
+/// Thousands of calls that get no answer at the same time share one connection.
 async fn server<DB: Dialect>(pool: &Pool<DB>) -> Option<Server> {
     let asked = Instant::now();
     let probe = of_pool::<Probe, _>(pool);
     // The one who asks the server may be on a runtime that is not driven.
     let mut last = timeout(PROBE_LIMIT, probe.0.lock()).await.ok()?;
     if let Some((at, said)) = *last
-        && at >= asked
+        && asked.saturating_duration_since(at) < PROBE_LASTS
     {
         return said;
     }
