@@ -145,6 +145,8 @@ pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept
 /// What the release may have left. It has found the lease, or not, or failed.
 fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, released: &Result<bool>) {
     match released {
+        // A transaction that pinned it may be in COMMIT.
+        Ok(false) if kept.is_pinned() => inner.leftovers.note_unseen(&kept.key, kept.token),
         Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, *was_found),
         Err(_) => inner.leftovers.note(&kept.key, kept.token),
     }

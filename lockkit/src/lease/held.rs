@@ -171,10 +171,14 @@ impl<S: LeaseStore> Lease<S> {
                     break;
                 }
                 Some(Answer::Gone) => {
+                    self.kept.on(Event::Answered { sent });
                     self.kept.on(Event::Gone);
                 }
                 // Another statement has the row of the lease locked.
-                Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
+                Some(Answer::Busy) | None => {
+                    self.kept.on(Event::Answered { sent });
+                    sleep(BUSY_PAUSE).await;
+                }
             }
         }
         self.check_trusted()

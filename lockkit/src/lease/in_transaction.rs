@@ -15,7 +15,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     body::{
@@ -77,6 +77,7 @@ struct Committing<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     unfinished: Unfinished,
     step: Step,
+    sent: Instant,
     /// The queue whose first waiter gets the lease after the commit.
     queue: Option<Arc<Queue<Lease<S>>>>,
     /// Whether another transaction had pinned the lease before.
@@ -93,7 +94,9 @@ impl<S: LeaseStore> Lease<S> {
         let queue = inner.queues.queue_with_waiter(&kept.key, suits);
         let queue = queue.filter(|_| kept.on(Event::Committing(Step::HandsOver)) != Effect::Refuse);
         let hands_over = queue.is_some();
-        let mut committing = Committing { kept, inner, unfinished, step: Step::HandsOver, queue, pin: Pin::No };
+        let sent = Instant::now();
+        kept.on(Event::Asking { sent });
+        let mut committing = Committing { kept, inner, unfinished, step: Step::HandsOver, sent, queue, pin: Pin::No };
         if !hands_over {
             committing.release();
         }
@@ -106,7 +109,11 @@ impl<S: LeaseStore> Lease<S> {
         if self.kept.on(Event::Verifying) == Effect::Refuse {
             return Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released)));
         }
-        if pin.await? {
+        let sent = Instant::now();
+        self.kept.on(Event::Asking { sent });
+        let is_there = pin.await?;
+        self.kept.on(Event::Answered { sent });
+        if is_there {
             self.kept.on(Event::Verified);
         } else if self.is_in_store().await {
             return Err(elsewhere("verify", self.key()));
@@ -165,7 +172,8 @@ impl<S: LeaseStore> Committing<S> {
 
     /// The commit succeeded. It released the lease, or the lease is handed over now.
     fn committed(committing: Guard<Self>) {
-        let Self { kept, inner, queue, step, .. } = &*committing;
+        let Self { kept, inner, queue, step, sent, .. } = &*committing;
+        kept.on(Event::Answered { sent: *sent });
         if *step != Step::HandsOver {
             kept.on(Event::Committed);
             inner.queues.released(kept.queue_key());
@@ -176,6 +184,9 @@ impl<S: LeaseStore> Committing<S> {
             // The waiter has gone, or the answer took longer than the trust lasts: the lease is released in the
             // background. It is not lost: nobody could take it before the commit.
             kept.on(Event::Committed);
+            let Self { kept, inner, unfinished, .. } = committing.defuse();
+            inner.leftovers.note_answered(&kept.key, kept.token);
+            release_later(inner, kept, unfinished, Vec::new());
         }
     }
 
@@ -287,7 +298,7 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 mod tests {
     use std::future::pending;
 
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use crate::{
         Error, Fault, Leases,
@@ -386,7 +397,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_call_without_an_answer_keeps_locked_is_no_other_holder() {
-        for unanswered in ["commit", "renewals", "renewal in flight", "extension that is dropped", "verify"] {
+        let unanswered = [
+            "commit",
+            "renewals",
+            "renewals, not dropped",
+            "renewal in flight",
+            "extension that is dropped",
+            "verify",
+            "commit of the caller's own",
+        ];
+        for unanswered in unanswered {
             let leases = Leases::builder(Scripted::new(Profile::default())).ttl(TTL).build().unwrap();
             let lease = leases.lease("k").acquire().await.unwrap();
             let renewals_fail = |how| leases.store().store.faults().script(Operation::Renew, [how; 1000]);
@@ -396,7 +416,7 @@ mod tests {
                     sleep(2 * TTL).await;
                     drop(committing);
                 }
-                "renewals" => {
+                "renewals" | "renewals, not dropped" => {
                     renewals_fail(Failure::Refused);
                     sleep(2 * TTL).await;
                 }
@@ -410,14 +430,19 @@ mod tests {
                     timeout(TTL / 100, lease.extend(TTL)).await.unwrap_err();
                     leases.store().store.steal("k");
                 }
-                _ => {
+                "verify" => {
                     timeout(TTL / 100, lease.verify_by(pending())).await.unwrap_err();
                     leases.store().store.steal("k");
                 }
+                _ => {
+                    lease.verify_by(async { Ok(true) }).await.unwrap();
+                    leases.store().store.steal("k");
+                }
             }
-            drop(lease);
+            let not_dropped = Some(lease).filter(|_| unanswered.ends_with("not dropped"));
             sleep(TTL).await;
-            assert_ne!(leases.store().calls(Call::Release) + leases.store().calls(Call::ReleaseUnpinned), 0);
+            let releases = leases.store().calls(Call::Release) + leases.store().calls(Call::ReleaseUnpinned);
+            assert_eq!(releases == 0, not_dropped.is_some());
             // A claim skips a locked row. The release did not meet the lock: it saw that the lease is not there.
             leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
             let refused = leases.lease("k").try_acquire().await;

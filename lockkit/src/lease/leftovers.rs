@@ -8,7 +8,8 @@
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
-//! | a lease whose release begins, and whose row a renewal or a transaction may have locked | yes | |
+//! | a lease that is lost, or whose release begins, and a call that locks its row has no answer | yes | |
+//! | a lease that was pinned, and whose release has not found it | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
 //! | a release that has not found it, whose calls are all answered | | soon |
@@ -52,7 +53,7 @@ const MOST: usize = 256;
 
 /// What the `Leases` may have left in the store.
 #[derive(Debug, Default)]
-pub(super) struct Leftovers {
+pub(crate) struct Leftovers {
     noted: Mutex<Noted>,
     /// Notified when one is gone.
     changed: Notify,
@@ -107,6 +108,12 @@ impl Leftovers {
     /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
         self.add(key, token, true);
+    }
+
+    /// As [`note`](Self::note), and nobody is releasing it.
+    pub(super) fn note_unseen(&self, key: &Key, token: Token) {
+        self.note(key, token);
+        self.released(key, token, false);
     }
 
     /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.

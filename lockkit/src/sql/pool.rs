@@ -162,16 +162,19 @@ async fn checked_out<DB: Dialect>(
     key: Option<&Key>,
 ) -> Result<(PoolConnection<DB>, bool)> {
     let is_about_lease = reach.patience.is_some();
-    let _waiting = Waiting::at(pool, is_about_lease);
+    let waiting = Waiting::at(pool, is_about_lease);
     let asked = Instant::now();
     // On a database in this process, renewals need its one lock for writers more than a connection.
-    let acquired = if reach.takes_turns && DB::IS_REMOTE && is_full(pool) {
+    let acquired = if reach.takes_turns && DB::IS_REMOTE && (waiting.is_in_crowd() || is_full(pool)) {
         acquired_in_turn(pool, reach, asked).await
     } else {
         acquired_for(pool, reach, asked).await
     };
     match acquired {
-        Ok(conn) => Ok(conn),
+        Ok(conn) => {
+            waiting.served();
+            Ok(conn)
+        }
         Err(sqlx::Error::PoolTimedOut) => {
             let starved = if is_about_lease { leases_starved(pool).await } else { starved(pool).await };
             Err(starved.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))

@@ -57,6 +57,7 @@ impl Waiters {
 pub(super) struct Waiting {
     waiters: Arc<Waiters>,
     is_about_lease: bool,
+    is_served: bool,
     connections: u32,
 }
 
@@ -65,7 +66,17 @@ impl Waiting {
         let waiters = of_pool::<Waiters, _>(pool);
         waiters.all.fetch_add(1, Ordering::Relaxed);
         waiters.leases.fetch_add(u32::from(is_about_lease), Ordering::Relaxed);
-        Self { waiters, is_about_lease, connections: pool.options().get_max_connections() }
+        Self { waiters, is_about_lease, is_served: false, connections: pool.options().get_max_connections() }
+    }
+
+    /// Whether more statements about leases wait than the pool has connections.
+    pub(super) fn is_in_crowd(&self) -> bool {
+        self.is_about_lease && self.waiters.leases.load(Ordering::Relaxed) > self.connections
+    }
+
+    /// It has got a connection.
+    pub(super) fn served(mut self) {
+        self.is_served = true;
     }
 }
 
@@ -73,7 +84,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         self.waiters.all.fetch_sub(1, Ordering::Relaxed);
         let leases = self.waiters.leases.fetch_sub(u32::from(self.is_about_lease), Ordering::Relaxed);
-        if self.is_about_lease && leases > self.connections {
+        if self.is_about_lease && !self.is_served && leases > self.connections {
             let mut crowd = self.waiters.crowd.lock();
             if crowd.is_none_or(|(at, most)| leases >= most || at.elapsed() >= CROWD_LASTS) {
                 *crowd = Some((Instant::now(), leases));
@@ -98,7 +109,7 @@ enum Server {
 pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     let hint = "a caller that holds one connection and waits for another may wait for itself: give it the open \
                 transaction (`&mut *tx`), or make the pool larger";
-    starved_if(pool, |_, _| Some(hint)).await
+    starved_if(pool, None, |_| Some(hint)).await
 }
 
 /// As [`starved`], for a statement about leases, which is not confined to the pool.
@@ -107,19 +118,20 @@ pub(super) async fn leases_starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error
         Some(WhyNot::IsLocal) => starved(pool).await,
         Some(WhyNot::SwitchedOff) => {
             let hint = "`own_connections(0)` leaves the leases no others: leave it out, or make the pool larger";
-            starved_if(pool, |_, _| Some(hint)).await
+            starved_if(pool, None, |_| Some(hint)).await
         }
         Some(WhyNot::IsOwn) => {
             let hint = "they are the leases' own: give `own_connections` a larger number";
-            starved_if(pool, |_, _| Some(hint)).await
+            starved_if(pool, None, |_| Some(hint)).await
         }
         None => {
             let refused = "the server refuses the leases a connection of their own: allow it more connections";
             let many = "statements about leases come faster than these and the leases' own serve them: see what the \
                         server waits for, send fewer at once, or make the pool larger";
-            starved_if(pool, |server, is_crowd| match server {
+            let crowd = of_pool::<Waiters, _>(pool).crowd(pool.options().get_max_connections());
+            starved_if(pool, crowd, |server| match server {
                 Server::Refuses => Some(refused),
-                Server::Accepts if is_crowd => Some(many),
+                Server::Accepts if crowd.is_some() => Some(many),
                 // A connection was there, and its statement was not answered.
                 Server::Accepts => None,
             })
@@ -128,19 +140,19 @@ pub(super) async fn leases_starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error
     }
 }
 
+/// The `crowd` has given up, so that connections may be free now.
 async fn starved_if<DB: Dialect>(
     pool: &Pool<DB>,
-    hint: impl FnOnce(Server, bool) -> Option<&'static str>,
+    crowd: Option<u32>,
+    hint: impl FnOnce(Server) -> Option<&'static str>,
 ) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
-    let waiters = of_pool::<Waiters, _>(pool);
-    let (crowd, waiting) = (waiters.crowd(size), waiters.all.load(Ordering::Relaxed));
-    // When a crowd has given up, connections are free.
+    let waiting = of_pool::<Waiters, _>(pool).all.load(Ordering::Relaxed);
     if crowd.is_none() && !is_full(pool) {
         return None;
     }
     let server = if DB::IS_REMOTE { server(pool).await? } else { Server::Accepts };
-    let hint = hint(server, crowd.is_some())?;
+    let hint = hint(server)?;
     observe::pool_starved();
     let waiting = if waiting > 0 { waiting } else { crowd.unwrap_or(1) };
     Some(Error::PoolStarved { held, waiting, size, hint })
@@ -157,23 +169,25 @@ struct Probe(AsyncMutex<Option<(Instant, Option<Server>)>>);
 
 /// Opens another connection for a moment. `None` if the server does not answer.
 ///
-/// Thousands of calls that get no answer at the same time share one connection.
+/// Thousands of calls that get no answer at the same time share one connection. It is opened in a task: a caller that
+/// is not polled must not keep the others from the answer.
 async fn server<DB: Dialect>(pool: &Pool<DB>) -> Option<Server> {
     let asked = Instant::now();
-    let probe = of_pool::<Probe, _>(pool);
-    // The one who asks the server may be on a runtime that is not driven.
-    let mut last = timeout(PROBE_LIMIT, probe.0.lock()).await.ok()?;
-    if let Some((at, said)) = *last
-        && asked.saturating_duration_since(at) < PROBE_LASTS
-    {
-        return said;
-    }
-    let options = pool.connect_options();
-    let said = match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
-        Ok(Ok(_)) => Some(Server::Accepts),
-        Ok(Err(sqlx::Error::Database(_))) => Some(Server::Refuses),
-        Ok(Err(_)) | Err(_) => None,
-    };
-    *last = Some((Instant::now(), said));
-    said
+    let (probe, options) = (of_pool::<Probe, _>(pool), pool.connect_options());
+    let asking = tokio::spawn(async move {
+        let mut last = probe.0.lock().await;
+        if let Some((at, said)) = *last
+            && asked.saturating_duration_since(at) < PROBE_LASTS
+        {
+            return said;
+        }
+        let said = match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
+            Ok(Ok(_)) => Some(Server::Accepts),
+            Ok(Err(sqlx::Error::Database(_))) => Some(Server::Refuses),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        *last = Some((Instant::now(), said));
+        said
+    });
+    timeout(PROBE_LIMIT, asking).await.ok()?.ok()?
 }

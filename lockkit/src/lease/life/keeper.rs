@@ -32,6 +32,7 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::{
         bounded::{Bounded, LIMIT},
+        leftovers::Leftovers,
         life::{
             kept::{Kept, Wants},
             state::{Effect, Event, Pin},
@@ -72,6 +73,7 @@ pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
 
 struct Shared<S> {
     store: Bounded<S>,
+    leftovers: Arc<Leftovers>,
     holder: Arc<str>,
     sweep: Option<Sweep>,
     state: Mutex<State>,
@@ -137,9 +139,10 @@ impl<S: LeaseStore> Clone for Keeper<S> {
 }
 
 impl<S: LeaseStore> Keeper<S> {
-    pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
+    pub(crate) fn new(store: S, leftovers: Arc<Leftovers>, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {
             store: Bounded::new(store),
+            leftovers,
             holder,
             sweep,
             state: Mutex::default(),
@@ -439,6 +442,25 @@ impl<S> Shared<S> {
 }
 
 impl<S: LeaseStore> Shared<S> {
+    /// The renewals of those leases that are still kept, which are sent now.
+    fn asking(&self, batch: &[Arc<Kept>], sent: Instant) -> Vec<Renewal> {
+        // Locked meanwhile: a lease may be handed over, and then its next holder has to know.
+        let state = self.state.lock();
+        let kept = batch.iter().filter_map(|it| state.entries.get(&it.token));
+        let asking = |it: &Entry| {
+            it.kept.on_unreported(Event::Asking { sent });
+            it.kept.renewal()
+        };
+        kept.map(asking).collect()
+    }
+
+    /// The lease is lost, and its holder may not have noticed. Nobody else may have it: a call may have its row locked.
+    fn note_lost(&self, kept: &Kept) {
+        if kept.is_open() {
+            self.leftovers.note_unseen(&kept.key, kept.token);
+        }
+    }
+
     fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
         let mut state = self.state.lock();
         let Some(entry) = state.entries.get_mut(&token) else { return };
@@ -482,8 +504,6 @@ impl<S: LeaseStore> Shared<S> {
                 // is reported then.
                 entry.due = (now + pause.mul_f64(spread)).min(kept.until());
                 round.schedule.insert((entry.due, token));
-                // While the state is locked: the lease may be handed over to another holder before it is sent.
-                kept.on_unreported(Event::Asking { sent: now });
                 due.push(kept);
             }
         }
@@ -553,6 +573,7 @@ async fn run<S: LeaseStore>(leaving: Guard<Leaving<S>>, changed: Arc<Notify>) {
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
         renew_all(&shared, &renewals);
         for kept in lost {
+            shared.note_lost(&kept);
             // Reports it, which runs code of the application: the state must not be locked here.
             kept.lost();
         }
@@ -587,8 +608,8 @@ fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
 /// until its current trust ends.
 async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
-    let renewals: Vec<_> = batch.iter().map(|it| it.renewal()).collect();
-    let limit = batch.iter().map(|it| it.pause()).min().unwrap_or(LIMIT);
+    let renewals = shared.asking(batch, sent);
+    let Some(limit) = batch.iter().map(|it| it.pause()).min().filter(|_| !renewals.is_empty()) else { return };
     match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
             observe::renewed(batch.len(), sent.elapsed());
@@ -599,16 +620,22 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 // The lease may have been handed over meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
                 match answer {
-                    Answer::Busy => ask_again_soon(shared, &kept),
+                    Answer::Busy => {
+                        kept.on(Event::Answered { sent });
+                        ask_again_soon(shared, &kept);
+                    }
                     Answer::Done => {
                         // It was lost, or handed over since.
                         if kept.on(Event::Renewed { sent, ttl: renewal.ttl }) == Effect::Refuse {
                             shared.state.lock().remove_if_of(&kept);
+                            shared.note_lost(&kept);
                         }
                     }
                     Answer::Gone => {
                         let forgotten = shared.state.lock().remove_any_holder(renewal.token);
                         if let Some(kept) = forgotten {
+                            kept.on(Event::Answered { sent });
+                            shared.note_lost(&kept);
                             kept.on(Event::Gone);
                         }
                     }

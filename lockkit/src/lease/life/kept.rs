@@ -238,9 +238,14 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    /// Whether a request or a transaction may still have its row locked, of which nothing was heard since.
+    /// Whether a call may still have its row locked, of which nothing was heard.
     pub(crate) fn is_open(&self) -> bool {
         self.life.borrow().is_open()
+    }
+
+    /// Whether a transaction has pinned it, or may have.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.life.borrow().is_pinned()
     }
 
     /// Whether the caller has got it.

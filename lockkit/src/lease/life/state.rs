@@ -34,8 +34,8 @@ pub(crate) struct Life {
     ttl: Duration,
     /// The last renewal was not answered.
     is_silent: bool,
-    /// When the last request was sent that locks its row, unless one since then has proved that the store holds it.
-    asked: Option<Instant>,
+    /// When the calls were sent that lock its row, and of which nothing was heard since.
+    open: Vec<Instant>,
     /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed
     /// out.
     is_delivered: bool,
@@ -86,8 +86,10 @@ pub(crate) enum Event {
     Elapsed,
     /// The caller has the lease.
     Delivered,
-    /// A request that renews it is sent at `sent`.
+    /// A call that locks its row is sent at `sent`.
     Asking { sent: Instant },
+    /// That call is over, and has not proved that the store has the lease.
+    Answered { sent: Instant },
     /// The store has renewed it. The request was sent at `sent`.
     Renewed { sent: Instant, ttl: Duration },
     /// As `Renewed`, and later renewals are for this ttl.
@@ -164,7 +166,7 @@ impl Life {
             until: sent + ttl.saturating_sub(margin(ttl)),
             ttl,
             is_silent: false,
-            asked: None,
+            open: Vec::new(),
             is_delivered: false,
             report: Report::None,
         }
@@ -172,14 +174,14 @@ impl Life {
 
     /// The life of the next holder's lease, which has the trust of this one.
     fn next(&self) -> Self {
-        let Self { until, ttl, is_silent, asked, .. } = *self;
+        let Self { until, ttl, is_silent, ref open, .. } = *self;
         Self {
             phase: Phase::Held,
             pin: Pin::No,
             until,
             ttl,
             is_silent,
-            asked,
+            open: open.clone(),
             is_delivered: false,
             report: Report::None,
         }
@@ -198,7 +200,12 @@ impl Life {
         match event {
             Event::Elapsed => {}
             Event::Delivered => self.is_delivered = true,
-            Event::Asking { sent } => self.asked = self.asked.max(Some(sent)),
+            Event::Asking { sent } => self.open.push(sent),
+            Event::Answered { sent } => {
+                if let Some(call) = self.open.iter().position(|it| *it == sent) {
+                    self.open.remove(call);
+                }
+            }
             Event::Renewed { sent, ttl } | Event::Extended { sent, ttl } => {
                 if self.is_over() {
                     return Effect::Refuse;
@@ -206,7 +213,8 @@ impl Life {
                 // Answers can arrive in a different order than their requests.
                 self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 self.is_silent = false;
-                self.asked = self.asked.filter(|it| *it > sent);
+                // It had the row locked, after those that were sent before.
+                self.open.retain(|it| *it > sent);
                 if matches!(event, Event::Extended { .. }) {
                     self.ttl = ttl;
                 }
@@ -329,9 +337,14 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
-    /// Whether a request or a transaction may still have its row locked, of which nothing was heard since.
+    /// Whether a call may still have its row locked, of which nothing was heard.
     pub(crate) fn is_open(&self) -> bool {
-        self.asked.is_some() || self.pin != Pin::No
+        !self.open.is_empty()
+    }
+
+    /// Whether a transaction has pinned it, or may have.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pin != Pin::No
     }
 
     pub(crate) fn is_delivered(&self) -> bool {
@@ -438,6 +451,7 @@ mod tests {
             ("Elapsed", "") => Event::Elapsed,
             ("Delivered", "") => Event::Delivered,
             ("Asking", "") => Event::Asking { sent: now },
+            ("Answered", "") => Event::Answered { sent: now },
             ("Renewed", "") => Event::Renewed { sent: now, ttl: TTL },
             ("Extended", "") => Event::Extended { sent: now, ttl: TTL },
             ("Silent", "") => Event::Silent,
@@ -487,7 +501,7 @@ mod tests {
         }
     }
 
-    const KINDS: u32 = 24;
+    const KINDS: u32 = 25;
 
     /// The number of the kind of event, with each step. Does not compile until a new event has one.
     fn discriminant(event: Event) -> u32 {
@@ -517,6 +531,7 @@ mod tests {
             Event::Committing(at) => 17 + step(at),
             Event::Refused(at) => 20 + step(at),
             Event::Asking { .. } => 23,
+            Event::Answered { .. } => 24,
         }
     }
 
@@ -626,10 +641,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_open_until_a_later_renewal_and_once_a_transaction_may_pin_it() {
+    fn a_lease_is_open_until_each_call_is_answered_or_a_later_one_has_renewed_it() {
         let now = Instant::now();
         let at = |tenths| now + tenths * TTL / 10;
-        let (asking, renewed) = (|at| Event::Asking { sent: at }, |at| Event::Renewed { sent: at, ttl: TTL });
+        let (asking, answered) = (|at| Event::Asking { sent: at }, |at| Event::Answered { sent: at });
+        let renewed = |at| Event::Renewed { sent: at, ttl: TTL };
         let is_open = |events: &[Event]| {
             let mut life = Life::new(now, TTL);
             for event in events {
@@ -638,14 +654,15 @@ mod tests {
             life.is_open()
         };
         assert!(!is_open(&[]));
-        assert!(is_open(&[asking(at(1))]));
-        assert!(!is_open(&[asking(at(1)), renewed(at(1))]));
-        assert!(is_open(&[asking(at(1)), Event::Silent]));
+        assert!(is_open(&[asking(at(1))]) && is_open(&[asking(at(1)), Event::Silent]));
+        assert!(!is_open(&[asking(at(1)), answered(at(1))]) && !is_open(&[asking(at(1)), renewed(at(1))]));
+        assert!(is_open(&[asking(at(1)), asking(at(2)), answered(at(2))]), "the first has no answer");
+        assert!(is_open(&[asking(at(1)), asking(at(1)), answered(at(1))]));
         assert!(!is_open(&[asking(at(1)), asking(at(2)), renewed(at(2))]));
         assert!(is_open(&[asking(at(1)), asking(at(2)), renewed(at(1))]), "the answers come in another order");
-        assert!(is_open(&[asking(at(2)), asking(at(1)), renewed(at(1))]));
-        assert!(is_open(&[Event::Verifying]) && is_open(&[Event::Committing(Step::Releases)]));
         assert!(is_open(&[asking(at(1)), Event::Stolen, renewed(at(1))]));
+        let extended = Event::Extended { sent: at(1), ttl: TTL };
+        assert!(!is_open(&[asking(at(1)), extended]) && is_open(&[asking(at(2)), extended]));
     }
 
     #[test]
@@ -657,7 +674,7 @@ mod tests {
         life.on(now, Event::Silent);
         life.on(now, Event::Committing(Step::HandsOver));
         let Effect::HandOver(next) = life.on(now, Event::HandingOverCommitted) else { panic!("{life:?}") };
-        assert_eq!(next, Life { is_silent: true, asked: Some(now), ..Life::new(now, TTL) });
+        assert_eq!(next, Life { is_silent: true, open: vec![now], ..Life::new(now, TTL) });
     }
 
     #[test]
