@@ -13,9 +13,14 @@
 //! failover, and a restored copy has the same. A commit rolls back first, since in a pool of one the transaction has
 //! the only connection.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::{Future, pending},
+    sync::Arc,
+    time::Duration,
+};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     body::{
@@ -95,7 +100,6 @@ impl<S: LeaseStore> Lease<S> {
         let queue = queue.filter(|_| kept.on(Event::Committing(Step::HandsOver)) != Effect::Refuse);
         let hands_over = queue.is_some();
         let sent = Instant::now();
-        kept.on(Event::Asking { sent });
         let mut committing = Committing { kept, inner, unfinished, step: Step::HandsOver, sent, queue, pin: Pin::No };
         if !hands_over {
             committing.release();
@@ -176,6 +180,7 @@ impl<S: LeaseStore> Committing<S> {
         kept.on(Event::Answered { sent: *sent });
         if *step != Step::HandsOver {
             kept.on(Event::Committed);
+            inner.leftovers.released(&kept.key, kept.token, true);
             inner.queues.released(kept.queue_key());
             committing.defuse();
         } else if queue.as_ref().is_some_and(|it| hand_over_to_first(inner, kept, it, Event::HandingOverCommitted)) {
@@ -222,6 +227,11 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         tx.roll_back().await;
         return Err(lost);
     }
+    for it in &committing {
+        it.kept.on(Event::Asking { sent: it.sent });
+    }
+    let late = note_late(leases);
+    tokio::pin!(late);
     let row_released = async {
         tx.check_open().await?;
         for (lease, committing) in leases.iter().zip(&mut committing) {
@@ -241,12 +251,20 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         }
         Ok(None)
     };
-    let row_released = timeout(limit, row_released).await;
+    let row_released = tokio::select! {
+        biased;
+        row_released = timeout(limit, row_released) => row_released,
+        never = &mut late => match never {},
+    };
     let unanswered = || Err(no_answer(COMMITTING, leases.first().map(Lease::key)));
     let refused = match row_released.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.
-            let committed = timeout(limit, tx.commit()).await;
+            let committed = tokio::select! {
+                biased;
+                committed = timeout(limit, tx.commit()) => committed,
+                never = &mut late => match never {},
+            };
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {
                     committing.into_iter().for_each(Committing::committed);
@@ -283,6 +301,21 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     Err(refused)
 }
 
+/// Notes the leases whose trust ends while the commit is in flight. The keeper does not see the end of those that it
+/// releases.
+async fn note_late<S: LeaseStore>(leases: &[Lease<S>]) -> Infallible {
+    let mut by_end: Vec<_> = leases.iter().collect();
+    by_end.sort_by_key(|it| it.kept.until());
+    for Lease { kept, inner, .. } in by_end {
+        // Others renew those that are handed over after the commit.
+        while !kept.is_lost() {
+            sleep_until(kept.until()).await;
+        }
+        inner.leftovers.note_unseen(&kept.key, kept.token);
+    }
+    pending().await
+}
+
 /// The error of a transaction that does not see a lease which the database of the leases has.
 fn elsewhere(option: &'static str, key: &Key) -> Error {
     let reason = format!(
@@ -296,9 +329,7 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-
-    use tokio::time::sleep;
+    use tokio::{task::JoinSet, time::sleep};
 
     use crate::{
         Error, Fault, Leases,
@@ -319,8 +350,8 @@ mod tests {
         Leases::builder(MemoryStore::new().client()).ttl(TTL).wait(60 * TTL).build().unwrap()
     }
 
-    /// A transaction that notes as what the leases are released.
-    struct Noting(Arc<Mutex<Vec<Pin>>>);
+    /// A transaction that notes as what the leases are released, and whose commit takes this time.
+    struct Noting(Arc<Mutex<Vec<Pin>>>, Duration);
 
     impl LeaseTx for Noting {
         async fn check_open(&mut self) -> Result<()> {
@@ -337,6 +368,7 @@ mod tests {
         }
 
         async fn commit(self) -> Result<()> {
+            sleep(self.1).await;
             Ok(())
         }
 
@@ -399,18 +431,26 @@ mod tests {
     async fn what_a_call_without_an_answer_keeps_locked_is_no_other_holder() {
         let unanswered = [
             "commit",
+            "commit, not dropped",
             "renewals",
             "renewals, not dropped",
             "renewal in flight",
             "extension that is dropped",
             "verify",
             "commit of the caller's own",
+            "commit of the caller's own, not dropped",
         ];
         for unanswered in unanswered {
+            let mut commits = JoinSet::new();
             let leases = Leases::builder(Scripted::new(Profile::default())).ttl(TTL).build().unwrap();
             let lease = leases.lease("k").acquire().await.unwrap();
             let renewals_fail = |how| leases.store().store.faults().script(Operation::Renew, [how; 1000]);
             match unanswered {
+                "commit, not dropped" => {
+                    let lease = lease.share();
+                    commits.spawn(async move { commit(&[lease], Noting(Arc::default(), 4 * TTL)).await });
+                    sleep(2 * TTL).await;
+                }
                 "commit" => {
                     let committing = lease.begin_commit(false);
                     sleep(2 * TTL).await;
@@ -437,6 +477,9 @@ mod tests {
                 _ => {
                     lease.verify_by(async { Ok(true) }).await.unwrap();
                     leases.store().store.steal("k");
+                    if unanswered.ends_with("not dropped") {
+                        lease.lost().await;
+                    }
                 }
             }
             let not_dropped = Some(lease).filter(|_| unanswered.ends_with("not dropped"));
@@ -589,7 +632,7 @@ mod tests {
                 lease.verify_by(async { Ok(is_there) }).await.unwrap();
             }
             let released_as = Arc::default();
-            commit(&[lease], Noting(Arc::clone(&released_as))).await.unwrap();
+            commit(&[lease], Noting(Arc::clone(&released_as), Duration::ZERO)).await.unwrap();
             assert_eq!(*released_as.lock(), [pin]);
             sleep(TTL).await;
         }

@@ -100,7 +100,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
             self,
             write(self, Reach::renewal(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
                 tried!(tries, DB::lease_renew(conn, renewals))
-            })
+            }),
+            // The one before may have rows locked, which this one has then skipped.
+            final: |it: &Vec<_>| it.iter().all(|it| *it == Answer::Done)
         );
         unless_locked(answer, vec![Answer::Busy; renewals.len()])
     }

@@ -454,9 +454,10 @@ impl<S: LeaseStore> Shared<S> {
         kept.map(asking).collect()
     }
 
-    /// The lease is lost, and its holder may not have noticed. Nobody else may have it: a call may have its row locked.
+    /// The lease is lost, and its holder may not have noticed. Nobody else may have it: a call or a transaction may
+    /// have its row locked.
     fn note_lost(&self, kept: &Kept) {
-        if kept.is_open() {
+        if kept.is_open() || kept.is_pinned() {
             self.leftovers.note_unseen(&kept.key, kept.token);
         }
     }

@@ -21,6 +21,9 @@ use tokio::time::Instant;
 
 use crate::value::error::LossReason;
 
+/// How many calls without an answer are known. Any later one that is answered ends them all.
+const MOST_OPEN: usize = 64;
+
 /// What has become of one lease, and how long this process may trust in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Life {
@@ -200,7 +203,12 @@ impl Life {
         match event {
             Event::Elapsed => {}
             Event::Delivered => self.is_delivered = true,
-            Event::Asking { sent } => self.open.push(sent),
+            Event::Asking { sent } => {
+                if self.open.len() == MOST_OPEN {
+                    self.open.remove(0);
+                }
+                self.open.push(sent);
+            }
             Event::Answered { sent } => {
                 if let Some(call) = self.open.iter().position(|it| *it == sent) {
                     self.open.remove(call);
@@ -213,7 +221,8 @@ impl Life {
                 // Answers can arrive in a different order than their requests.
                 self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 self.is_silent = false;
-                // It had the row locked, after those that were sent before.
+                // It had the row locked, after those that were sent before. One that only pins it shares the lock, and
+                // is told by `pin`.
                 self.open.retain(|it| *it > sent);
                 if matches!(event, Event::Extended { .. }) {
                     self.ttl = ttl;
@@ -661,6 +670,8 @@ mod tests {
         assert!(!is_open(&[asking(at(1)), asking(at(2)), renewed(at(2))]));
         assert!(is_open(&[asking(at(1)), asking(at(2)), renewed(at(1))]), "the answers come in another order");
         assert!(is_open(&[asking(at(1)), Event::Stolen, renewed(at(1))]));
+        let many: Vec<_> = (0..2 * MOST_OPEN).map(|_| asking(at(1))).collect();
+        assert!(is_open(&many) && !is_open(&[&many[..], &[renewed(at(2))]].concat()));
         let extended = Event::Extended { sent: at(1), ttl: TTL };
         assert!(!is_open(&[asking(at(1)), extended]) && is_open(&[asking(at(2)), extended]));
     }

@@ -241,7 +241,9 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
                     let place = self.place(conn).await?;
                     tried!(tries, DB::shedlock_renew(conn, grammar, place, renewals))
                 }
-            )
+            ),
+            // The one before may have rows locked.
+            final: |it: &Vec<_>| it.iter().all(|it| *it == Answer::Done)
         );
         unless_locked(understood(answer), vec![Answer::Busy; renewals.len()])
     }
