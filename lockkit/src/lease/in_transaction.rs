@@ -16,6 +16,7 @@
 use std::{
     convert::Infallible,
     future::{Future, pending},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -230,8 +231,7 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     for it in &committing {
         it.kept.on(Event::Asking { sent: it.sent });
     }
-    let late = note_late(leases);
-    tokio::pin!(late);
+    let mut late = pin!(note_late(leases));
     let row_released = async {
         tx.check_open().await?;
         for (lease, committing) in leases.iter().zip(&mut committing) {
@@ -254,7 +254,7 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     let row_released = tokio::select! {
         biased;
         row_released = timeout(limit, row_released) => row_released,
-        never = &mut late => match never {},
+        never = late.as_mut() => match never {},
     };
     let unanswered = || Err(no_answer(COMMITTING, leases.first().map(Lease::key)));
     let refused = match row_released.unwrap_or_else(|_| unanswered()) {
@@ -263,7 +263,7 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
             let committed = tokio::select! {
                 biased;
                 committed = timeout(limit, tx.commit()) => committed,
-                never = &mut late => match never {},
+                never = late.as_mut() => match never {},
             };
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {
