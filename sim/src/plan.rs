@@ -7,6 +7,10 @@ use fastrand::Rng;
 
 use crate::trade::{Deal, Market};
 
+/// A wait, in milliseconds, after which a calm run has served everybody: nine tasks hold one key for up to 1.5 s, four
+/// times each.
+pub(crate) const LONG_WAIT: u64 = 60_000;
+
 /// A seed that no run had: the time.
 pub fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -470,7 +474,7 @@ impl Plan {
                 Kind::Etcd => (3 * mix.ttl * 5 / 4).div_ceil(1000).max(2) * 1000,
             },
             ttl: mix.ttl,
-            wait: if mix.short_waits { 1000 } else { 20_000 },
+            wait: if mix.short_waits { 1000 } else { LONG_WAIT },
             hand_over: *pick(random, &[0, 1, 32, 32, 400]),
             notifies: if kind.has_sessions() { 1.0 } else { *pick(random, &[0.0, 1.0, 0.7]) },
             batches: random.bool(),

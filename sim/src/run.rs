@@ -27,7 +27,7 @@ const MS: u64 = 1000;
 
 /// When the links of a run that goes on for so long are repaired, and when it must be over, in microseconds.
 const REPAIRED_AFTER: u64 = 45_000 * MS;
-const OVER_AFTER: u64 = 90_000 * MS;
+const OVER_AFTER: u64 = 140_000 * MS;
 
 /// How long after its last operation a run goes on, beside two ttls: longer than any call, retry and transaction.
 const REST: u64 = 8_000 * MS;

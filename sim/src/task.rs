@@ -12,7 +12,7 @@ use crate::{
     clerk::Clerk,
     client::{Client, Tx},
     judge::{Kind, short},
-    plan::{Body, End, Fate, Kind as Store, Name, Op, Section, Settings, Stale, Terms, What, Work},
+    plan::{Body, End, Fate, Kind as Store, LONG_WAIT, Name, Op, Section, Settings, Stale, Terms, What, Work},
     store::Write,
     world::Shared,
 };
@@ -65,7 +65,7 @@ impl Task {
     }
 
     async fn does(&self, what: What) -> Result<()> {
-        let long = ms(20_000);
+        let long = ms(LONG_WAIT);
         match what {
             What::Try { key, terms, work } => {
                 let asks = self.asks([key.key()]);
@@ -251,7 +251,7 @@ impl Task {
     }
 
     async fn takes_all(&self, hold: u64, commits: bool) -> Result<()> {
-        let acquiring = self.leases.all(["b", "a"]).wait(ms(20_000)).acquire();
+        let acquiring = self.leases.all(["b", "a"]).wait(ms(LONG_WAIT)).acquire();
         let leases = self.asks(["a", "b"]).told(acquiring.await)?;
         let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, Kind::Alone)).collect();
         sleep(ms(hold)).await;
