@@ -169,15 +169,14 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         let Self { store, own, listener, ttl, wait, renew_every, hand_over, sweep, holder, fence_domain } = self;
         let holder = holder.unwrap_or_else(this_process).into();
         let kept_in = own.unwrap_or_else(|| store.clone());
-        let leftovers = Arc::<Leftovers>::default();
         Leases(Arc::new(Inner {
             fence_domain: fence_domain.unwrap_or_else(|| kept_in.profile().fence_domain.into()),
             listener: listener.map(|it| it(kept_in.clone())),
-            keeper: Keeper::new(kept_in, leftovers.clone(), holder, sweep),
+            keeper: Keeper::new(kept_in, holder, sweep),
             caller_store: store,
             queues: Queues::default(),
             calls: Calls::default(),
-            leftovers,
+            leftovers: Leftovers::default(),
             inline: Inline::default(),
             hand_over,
             ttl,

@@ -109,14 +109,14 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
+    let sent = Instant::now();
+    kept.on(Event::Asking { sent });
     let released = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl()).await;
-    note_released(inner, kept, &released);
+    note_released(inner, kept, sent, &released);
     if released? {
-        kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
     }
-    kept.on(Event::Gone);
     inner.queues.freed(kept.queue_key());
     Ok(Released::AlreadyLost)
 }
@@ -126,11 +126,11 @@ pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &K
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
+    let sent = Instant::now();
+    kept.on(Event::Asking { sent });
     let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl())).await;
-    note_released(inner, kept, &released);
-    released?;
-    kept.on(Event::Released);
-    Ok(())
+    note_released(inner, kept, sent, &released);
+    released.map(drop)
 }
 
 /// The lease is released now, or soon. No caller got it, or what was sent before may have its row locked.
@@ -142,12 +142,24 @@ pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept
     }
 }
 
-/// What the release may have left. It has found the lease, or not, or failed.
-fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, released: &Result<bool>) {
+/// The release that was `sent` then has found the lease, or not, or failed. It may have left something.
+fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, sent: Instant, released: &Result<bool>) {
+    if released.is_ok() {
+        kept.on(Event::Answered { sent });
+    }
     match released {
-        // A transaction that pinned it may be in COMMIT.
-        Ok(false) if kept.is_pinned() => inner.leftovers.note_unseen(&kept.key, kept.token),
-        Ok(was_found) => inner.leftovers.released(&kept.key, kept.token, *was_found),
+        Ok(true) => {
+            kept.on(Event::Released);
+            inner.leftovers.released(&kept.key, kept.token, true);
+        }
+        Ok(false) => {
+            kept.on(Event::Gone);
+            // A transaction that pinned it may be in COMMIT.
+            if kept.is_pinned() {
+                inner.leftovers.note(&kept.key, kept.token);
+            }
+            inner.leftovers.released(&kept.key, kept.token, false);
+        }
         Err(_) => inner.leftovers.note(&kept.key, kept.token),
     }
 }

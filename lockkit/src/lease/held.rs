@@ -66,6 +66,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// A lease that is renewed already.
     pub(super) fn handed_over(inner: Arc<Inner<S>>, kept: Arc<Kept>, queue: Option<Arc<Queue<Self>>>) -> Self {
+        inner.leftovers.watch(&kept);
         let owned = Owned { kept: kept.clone(), inner: inner.clone(), queue };
         Self { kept, inner, owner: Owner::Shares(Arc::new(Guard::new(owned))) }
     }

@@ -13,15 +13,9 @@
 //! failover, and a restored copy has the same. A commit rolls back first, since in a pool of one the transaction has
 //! the only connection.
 
-use std::{
-    convert::Infallible,
-    future::{Future, pending},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::{
     body::{
@@ -231,7 +225,6 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     for it in &committing {
         it.kept.on(Event::Asking { sent: it.sent });
     }
-    let mut late = pin!(note_late(leases));
     let row_released = async {
         tx.check_open().await?;
         for (lease, committing) in leases.iter().zip(&mut committing) {
@@ -251,20 +244,11 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         }
         Ok(None)
     };
-    let row_released = tokio::select! {
-        biased;
-        row_released = timeout(limit, row_released) => row_released,
-        never = late.as_mut() => match never {},
-    };
     let unanswered = || Err(no_answer(COMMITTING, leases.first().map(Lease::key)));
-    let refused = match row_released.unwrap_or_else(|_| unanswered()) {
+    let refused = match timeout(limit, row_released).await.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.
-            let committed = tokio::select! {
-                biased;
-                committed = timeout(limit, tx.commit()) => committed,
-                never = late.as_mut() => match never {},
-            };
+            let committed = timeout(limit, tx.commit()).await;
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {
                     committing.into_iter().for_each(Committing::committed);
@@ -301,21 +285,6 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     Err(refused)
 }
 
-/// Notes the leases whose trust ends while the commit is in flight. The keeper does not see the end of those that it
-/// releases.
-async fn note_late<S: LeaseStore>(leases: &[Lease<S>]) -> Infallible {
-    let mut by_end: Vec<_> = leases.iter().collect();
-    by_end.sort_by_key(|it| it.kept.until());
-    for Lease { kept, inner, .. } in by_end {
-        // Others renew those that are handed over after the commit.
-        while !kept.is_lost() {
-            sleep_until(kept.until()).await;
-        }
-        inner.leftovers.note_unseen(&kept.key, kept.token);
-    }
-    pending().await
-}
-
 /// The error of a transaction that does not see a lease which the database of the leases has.
 fn elsewhere(option: &'static str, key: &Key) -> Error {
     let reason = format!(
@@ -329,6 +298,8 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use tokio::{task::JoinSet, time::sleep};
 
     use crate::{
@@ -436,6 +407,8 @@ mod tests {
             "renewals, not dropped",
             "renewal in flight",
             "extension that is dropped",
+            "extension that is dropped, not dropped",
+            "release that is dropped",
             "verify",
             "commit of the caller's own",
             "commit of the caller's own, not dropped",
@@ -443,7 +416,7 @@ mod tests {
         for unanswered in unanswered {
             let mut commits = JoinSet::new();
             let leases = Leases::builder(Scripted::new(Profile::default())).ttl(TTL).build().unwrap();
-            let lease = leases.lease("k").acquire().await.unwrap();
+            let mut lease = leases.lease("k").acquire().await.unwrap();
             let renewals_fail = |how| leases.store().store.faults().script(Operation::Renew, [how; 1000]);
             match unanswered {
                 "commit, not dropped" => {
@@ -465,7 +438,14 @@ mod tests {
                     sleep(TTL / 3).await;
                     leases.store().store.steal("k");
                 }
-                "extension that is dropped" => {
+                "release that is dropped" => {
+                    leases.store().store.faults().script(Operation::Release, [Failure::Silent]);
+                    let released = std::mem::replace(&mut lease, leases.lease("l").acquire().await.unwrap());
+                    timeout(TTL / 100, released.release()).await.unwrap_err();
+                    leases.store().store.steal("k");
+                    sleep(TTL).await;
+                }
+                "extension that is dropped" | "extension that is dropped, not dropped" => {
                     renewals_fail(Failure::Silent);
                     timeout(TTL / 100, lease.extend(TTL)).await.unwrap_err();
                     leases.store().store.steal("k");

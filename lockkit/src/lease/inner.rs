@@ -24,7 +24,7 @@ pub(super) struct Inner<S: LeaseStore> {
     /// The claims and releases in flight.
     pub(super) calls: Calls,
     /// What these `Leases` may have left in the store.
-    pub(super) leftovers: Arc<Leftovers>,
+    pub(super) leftovers: Leftovers,
     /// The claims that run in the tasks of their callers.
     pub(super) inline: Inline,
     /// As the service has set it, see [`Inner::hand_over`].

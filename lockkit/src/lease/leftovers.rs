@@ -8,7 +8,8 @@
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
-//! | a lease that is lost, or whose release begins, and a call that locks its row has no answer | yes | |
+//! | a lease that is lost, and pinned or with a call that has no answer | where it is asked for | |
+//! | a lease whose release begins, and a call that locks its row has no answer | yes | |
 //! | a lease that was pinned, and whose release has not found it | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
@@ -27,6 +28,8 @@
 use std::{
     collections::BTreeMap,
     pin::{Pin, pin},
+    slice,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -36,7 +39,7 @@ use tokio::{
 };
 
 use crate::{
-    lease::{bounded::LIMIT, queue::wait::FIRST_ANSWER},
+    lease::{bounded::LIMIT, life::kept::Kept, queue::wait::FIRST_ANSWER},
     mutex::Mutex,
     value::{key::Key, token::Token},
 };
@@ -61,9 +64,16 @@ pub(crate) struct Leftovers {
 
 #[derive(Debug, Default)]
 struct Noted {
-    by_key: BTreeMap<Key, Vec<Leftover>>,
+    by_key: BTreeMap<Key, OfKey>,
     /// At how many keys those are forgotten that do not count any more.
     room: usize,
+}
+
+#[derive(Debug, Default)]
+struct OfKey {
+    left: Vec<Leftover>,
+    /// The leases that somebody here has.
+    held: Vec<Weak<Kept>>,
 }
 
 /// Keys of leases.
@@ -104,16 +114,73 @@ impl Leftover {
     }
 }
 
+impl OfKey {
+    fn counts(&self) -> bool {
+        self.left.iter().any(Leftover::counts) || self.held.iter().any(|it| it.strong_count() > 0)
+    }
+
+    fn add(&mut self, token: Token, noted: Instant, left: Left, is_open: bool) {
+        let is_open = is_open || self.left.iter().any(|it| it.token == token && it.is_open);
+        self.left.retain(|it| it.token != token && it.counts());
+        if self.left.len() == MOST {
+            self.left.remove(self.left.iter().position(|it| it.is_gone).unwrap_or(0));
+        }
+        self.left.push(Leftover { token, noted, left, is_open, is_gone: false });
+    }
+
+    /// Looks which leases are lost whose row this process may have locked. `seen` is what it has looked at, to be
+    /// dropped when no mutex is locked: that may run code of the application.
+    fn look(&mut self, seen: &mut Vec<Arc<Kept>>) {
+        for held in std::mem::take(&mut self.held) {
+            let Some(kept) = held.upgrade() else { continue };
+            if let Some(lost) = kept.lost_and_locked() {
+                self.add(kept.token, lost, Left::Unseen, true);
+            } else {
+                self.held.push(held);
+            }
+            seen.push(kept);
+        }
+    }
+}
+
+impl Noted {
+    fn each(&mut self, keys: Keys<'_>, mut what: impl FnMut(&mut OfKey)) {
+        match keys {
+            Keys::These(keys) => {
+                for key in keys {
+                    self.by_key.get_mut(key).into_iter().for_each(&mut what);
+                }
+            }
+            Keys::Below(prefix) => {
+                let from_prefix = self.by_key.range_mut(Key::from(prefix)..);
+                let below = from_prefix.map_while(|(key, it)| Some((key.strip_prefix(prefix)?, it)));
+                below.filter(|(name, _)| !name.contains('/')).for_each(|(_, it)| what(it));
+            }
+        }
+    }
+
+    fn of_key(&mut self, key: &Key) -> &mut OfKey {
+        if self.by_key.len() >= self.room && !self.by_key.contains_key(key) {
+            self.by_key.retain(|_, it| it.counts());
+            self.room = 2 * self.by_key.len().max(8);
+        }
+        self.by_key.entry(key.clone()).or_default()
+    }
+}
+
 impl Leftovers {
+    /// Somebody here has the lease. If it is lost while a call or a transaction of this process may have its row
+    /// locked, it becomes a leftover.
+    pub(super) fn watch(&self, kept: &Arc<Kept>) {
+        let mut noted = self.noted.lock();
+        let held = &mut noted.of_key(&kept.key).held;
+        held.retain(|it| it.strong_count() > 0);
+        held.push(Arc::downgrade(kept));
+    }
+
     /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
         self.add(key, token, true);
-    }
-
-    /// As [`note`](Self::note), and nobody is releasing it.
-    pub(super) fn note_unseen(&self, key: &Key, token: Token) {
-        self.note(key, token);
-        self.released(key, token, false);
     }
 
     /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.
@@ -122,29 +189,14 @@ impl Leftovers {
     }
 
     fn add(&self, key: &Key, token: Token, is_open: bool) {
-        let mut noted = self.noted.lock();
-        let Noted { by_key, room } = &mut *noted;
-        if by_key.len() >= *room && !by_key.contains_key(key) {
-            by_key.retain(|_, it| it.iter().any(Leftover::counts));
-            *room = 2 * by_key.len().max(8);
-        }
-        let of_key = by_key.entry(key.clone()).or_default();
-        let is_open = is_open || of_key.iter().any(|it| it.token == token && it.is_open);
-        of_key.retain(|it| it.token != token && it.counts());
-        if of_key.len() == MOST {
-            of_key.remove(of_key.iter().position(|it| it.is_gone).unwrap_or(0));
-        }
-        of_key.push(Leftover { token, noted: Instant::now(), left: Left::Perhaps, is_open, is_gone: false });
+        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open);
     }
 
     /// It never was in the store, and is not on its way, or somebody here has it.
     pub(super) fn never_were(&self, key: &Key, token: Token) {
         let mut noted = self.noted.lock();
         if let Some(of_key) = noted.by_key.get_mut(key) {
-            of_key.retain(|it| it.token != token);
-            if of_key.is_empty() {
-                noted.by_key.remove(key);
-            }
+            of_key.left.retain(|it| it.token != token);
             drop(noted);
             self.changed.notify_waiters();
         }
@@ -175,11 +227,17 @@ impl Leftovers {
 
     fn change(&self, key: &Key, change: impl FnMut(&mut Leftover)) {
         let mut noted = self.noted.lock();
-        if let Some(of_key) = noted.by_key.get_mut(key) {
-            of_key.iter_mut().for_each(change);
+        if let Some(of_key) = noted.by_key.get_mut(key).filter(|it| !it.left.is_empty()) {
+            of_key.left.iter_mut().for_each(change);
             drop(noted);
             self.changed.notify_waiters();
         }
+    }
+
+    /// Makes leftovers of the leases that have become some.
+    fn look(&self, keys: Keys<'_>) {
+        let mut seen = Vec::new();
+        self.noted.lock().each(keys, |it| it.look(&mut seen));
     }
 
     /// Waits until `are_gone`.
@@ -196,6 +254,7 @@ impl Leftovers {
 
     /// A claim or a look that was sent at this time has found the lease free, or held by another.
     pub(super) fn absent(&self, key: &Key, sent: Instant) {
+        self.look(Keys::These(slice::from_ref(key)));
         self.change(key, |it| {
             if it.noted < sent {
                 it.left = Left::Absent;
@@ -205,8 +264,9 @@ impl Leftovers {
 
     /// Whether the holder with this token, who is in the store, is a leftover.
     pub(super) fn recognises(&self, key: &Key, token: Token) -> bool {
+        self.look(Keys::These(slice::from_ref(key)));
         let mut noted = self.noted.lock();
-        let found = noted.by_key.get_mut(key).and_then(|it| it.iter_mut().find(|it| it.token == token));
+        let found = noted.by_key.get_mut(key).and_then(|it| it.left.iter_mut().find(|it| it.token == token));
         found.is_some_and(|it| {
             if !it.is_gone {
                 (it.noted, it.left) = (Instant::now(), Left::Perhaps);
@@ -217,18 +277,14 @@ impl Leftovers {
 
     /// What may be left of any of these keys. What is gone counts only for who has asked `since` an earlier time.
     pub(super) fn of(&self, keys: Keys<'_>, since: Instant) -> Left {
-        let by_key = &self.noted.lock().by_key;
         let counts = |it: &&Leftover| it.counts() && !(it.is_gone && it.noted < since);
-        let of_key = |it: &Vec<Leftover>| it.iter().filter(counts).map(|it| it.left).max();
-        let left = match keys {
-            Keys::These(keys) => keys.iter().filter_map(|it| by_key.get(it)).filter_map(of_key).max(),
-            Keys::Below(prefix) => {
-                let below =
-                    by_key.range(Key::from(prefix)..).map_while(|(key, it)| Some((key.strip_prefix(prefix)?, it)));
-                below.filter(|(name, _)| !name.contains('/')).filter_map(|(_, it)| of_key(it)).max()
-            }
-        };
-        left.unwrap_or(Left::Nothing)
+        let mut most = Left::Nothing;
+        let mut seen = Vec::new();
+        self.noted.lock().each(keys, |of_key| {
+            of_key.look(&mut seen);
+            most = of_key.left.iter().filter(counts).map(|it| it.left).max().unwrap_or(most).max(most);
+        });
+        most
     }
 }
 
@@ -244,8 +300,6 @@ pub(super) async fn while_awaited<F: Future>(mut call: Pin<&mut F>, is_late: imp
 
 #[cfg(test)]
 mod tests {
-    use std::slice;
-
     use super::*;
 
     /// Before all that a test does.

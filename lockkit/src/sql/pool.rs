@@ -3,12 +3,12 @@
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
-use std::{collections::HashMap, io, panic::resume_unwind, sync::Arc, time::Duration};
+use std::{io, panic::resume_unwind, sync::Arc, time::Duration};
 
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
-    runtime::{Handle, Id},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -19,9 +19,8 @@ use crate::{
         guard::{Guard, Hold},
         task::no_answer,
     },
-    mutex::Mutex,
     sql::{
-        pool_state::of_pool,
+        pool_state::{of_pool, of_runtime},
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
         warm::{Kept, Warm},
@@ -131,26 +130,17 @@ impl Reach {
 /// Who may wait for a connection of a full pool. sqlx serves its callers in their order, so renewals would wait behind
 /// thousands of claims that came at once, and the leases be lost. Here as many statements about leases stand in that
 /// order as the pool has connections, and renewals beside them; the others wait for their turn.
-///
-/// Each runtime has turns of its own: one that is not driven holds up no other.
-#[derive(Default)]
-struct Turns(Mutex<HashMap<Id, Arc<Semaphore>>>);
+struct Turns(Semaphore);
 
 impl Turns {
+    fn of<DB: Dialect>(pool: &Pool<DB>) -> Arc<Self> {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        of_runtime(pool, || Self(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS))))
+    }
+
     /// Waits for a turn, which ends when it is dropped.
-    async fn of<DB: Dialect>(pool: &Pool<DB>) -> Option<OwnedSemaphorePermit> {
-        let turns = {
-            let all = of_pool::<Self, _>(pool);
-            let (mut all, runtime) = (all.0.lock(), Handle::current().id());
-            if !all.contains_key(&runtime) {
-                // Those of runtimes that have ended, or have nothing to do at the moment.
-                all.retain(|_, it| Arc::strong_count(it) > 1);
-            }
-            let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
-            let new = || Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS)));
-            all.entry(runtime).or_insert_with(new).clone()
-        };
-        turns.acquire_owned().await.ok()
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.acquire().await.ok()
     }
 }
 
@@ -193,7 +183,8 @@ async fn acquired_in_turn<DB: Dialect>(
     let in_turn = {
         let pool = pool.clone();
         async move {
-            let _turn = Turns::of(&pool).await;
+            let turns = Turns::of(&pool);
+            let _turn = turns.turn().await;
             let (conn, is_own) = acquired_for(&pool, reach, asked).await?;
             // Its caller may have gone, on a thread without a runtime.
             Ok((Call::new(conn), is_own))
@@ -248,7 +239,11 @@ async fn acquired_from_either<DB: Dialect>(
         let own = async {
             let spare = spare(pool)?;
             // It has fewer connections, so those who have a turn in the pool are too many for it.
-            let _turn = if reach.takes_turns { Turns::of(&spare).await } else { None };
+            let turns = reach.takes_turns.then(|| Turns::of(&spare));
+            let _turn = match &turns {
+                Some(turns) => turns.turn().await,
+                None => None,
+            };
             acquired(&spare, reach.ping_limit).await.ok()
         };
         // Boxed: few callers need it.

@@ -13,6 +13,7 @@ use std::{
 };
 
 use sqlx::{Pool, pool::CloseEvent};
+use tokio::runtime::{Handle, Id};
 
 use crate::{body::scope::Realm, mutex::Mutex, sql::Dialect};
 
@@ -55,6 +56,25 @@ pub(super) fn of_pool<T: Any + Default + Send + Sync, DB: Dialect>(pool: &Pool<D
     pools.retain(|_, state| state.is_open());
     let state = PoolState { closed: pool.close_event(), values: Vec::new() };
     pools.entry(address(pool)).insert_entry(state).get_mut().value()
+}
+
+struct OfRuntimes<T>(Mutex<HashMap<Id, Arc<T>>>);
+
+impl<T> Default for OfRuntimes<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+/// As [`of_pool`], with a value for each runtime: one that is not driven holds up no other. It is kept for as long as
+/// somebody has it, or no other runtime asks.
+pub(super) fn of_runtime<T: Any + Send + Sync, DB: Dialect>(pool: &Pool<DB>, new: impl FnOnce() -> T) -> Arc<T> {
+    let all = of_pool::<OfRuntimes<T>, _>(pool);
+    let (mut all, runtime) = (all.0.lock(), Handle::current().id());
+    if !all.contains_key(&runtime) {
+        all.retain(|_, it| Arc::strong_count(it) > 1);
+    }
+    all.entry(runtime).or_insert_with(|| Arc::new(new())).clone()
 }
 
 /// The address of the options, which all handles to one pool share.

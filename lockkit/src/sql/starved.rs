@@ -19,7 +19,7 @@ use crate::{
     observe,
     sql::{
         Dialect,
-        pool_state::of_pool,
+        pool_state::{of_pool, of_runtime},
         spare::{WhyNot, why_not},
     },
     value::error::Error,
@@ -163,7 +163,7 @@ pub(super) async fn answers<DB: Dialect>(pool: &Pool<DB>) -> bool {
     !DB::IS_REMOTE || server(pool).await.is_some()
 }
 
-/// What the server of a pool said last, and when.
+/// What the server of a pool said last to this runtime, and when.
 #[derive(Default)]
 struct Probe(AsyncMutex<Option<(Instant, Option<Server>)>>);
 
@@ -173,7 +173,7 @@ struct Probe(AsyncMutex<Option<(Instant, Option<Server>)>>);
 /// is not polled must not keep the others from the answer.
 async fn server<DB: Dialect>(pool: &Pool<DB>) -> Option<Server> {
     let asked = Instant::now();
-    let (probe, options) = (of_pool::<Probe, _>(pool), pool.connect_options());
+    let (probe, options) = (of_runtime::<Probe, _>(pool, Probe::default), pool.connect_options());
     let asking = tokio::spawn(async move {
         let mut last = probe.0.lock().await;
         if let Some((at, said)) = *last

@@ -32,7 +32,6 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::{
         bounded::{Bounded, LIMIT},
-        leftovers::Leftovers,
         life::{
             kept::{Kept, Wants},
             state::{Effect, Event, Pin},
@@ -73,7 +72,6 @@ pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
 
 struct Shared<S> {
     store: Bounded<S>,
-    leftovers: Arc<Leftovers>,
     holder: Arc<str>,
     sweep: Option<Sweep>,
     state: Mutex<State>,
@@ -139,10 +137,9 @@ impl<S: LeaseStore> Clone for Keeper<S> {
 }
 
 impl<S: LeaseStore> Keeper<S> {
-    pub(crate) fn new(store: S, leftovers: Arc<Leftovers>, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
+    pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {
             store: Bounded::new(store),
-            leftovers,
             holder,
             sweep,
             state: Mutex::default(),
@@ -442,24 +439,16 @@ impl<S> Shared<S> {
 }
 
 impl<S: LeaseStore> Shared<S> {
-    /// The renewals of those leases that are still kept, which are sent now.
-    fn asking(&self, batch: &[Arc<Kept>], sent: Instant) -> Vec<Renewal> {
+    /// Those of these leases that are still kept, whose renewals are sent now.
+    fn asking(&self, batch: &[Arc<Kept>], sent: Instant) -> Vec<Arc<Kept>> {
         // Locked meanwhile: a lease may be handed over, and then its next holder has to know.
         let state = self.state.lock();
-        let kept = batch.iter().filter_map(|it| state.entries.get(&it.token));
-        let asking = |it: &Entry| {
-            it.kept.on_unreported(Event::Asking { sent });
-            it.kept.renewal()
-        };
-        kept.map(asking).collect()
-    }
-
-    /// The lease is lost, and its holder may not have noticed. Nobody else may have it: a call or a transaction may
-    /// have its row locked.
-    fn note_lost(&self, kept: &Kept) {
-        if kept.is_open() || kept.is_pinned() {
-            self.leftovers.note_unseen(&kept.key, kept.token);
+        let asked: Vec<_> =
+            batch.iter().filter_map(|it| state.entries.get(&it.token)).map(|it| it.kept.clone()).collect();
+        for it in &asked {
+            it.on_unreported(Event::Asking { sent });
         }
+        asked
     }
 
     fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
@@ -574,7 +563,6 @@ async fn run<S: LeaseStore>(leaving: Guard<Leaving<S>>, changed: Arc<Notify>) {
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
         renew_all(&shared, &renewals);
         for kept in lost {
-            shared.note_lost(&kept);
             // Reports it, which runs code of the application: the state must not be locked here.
             kept.lost();
         }
@@ -609,34 +597,32 @@ fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
 /// until its current trust ends.
 async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
-    let renewals = shared.asking(batch, sent);
-    let Some(limit) = batch.iter().map(|it| it.pause()).min().filter(|_| !renewals.is_empty()) else { return };
+    let asked = shared.asking(batch, sent);
+    let Some(limit) = asked.iter().map(|it| it.pause()).min() else { return };
+    let renewals: Vec<_> = asked.iter().map(|it| it.renewal()).collect();
     match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
             observe::renewed(batch.len(), sent.elapsed());
             if shared.outage.swap(false, Ordering::Relaxed) {
                 observe::outage_over();
             }
-            for (renewal, answer) in renewals.iter().zip(answers) {
+            for ((renewal, asked), answer) in renewals.iter().zip(asked).zip(answers) {
+                asked.on(Event::Answered { sent });
                 // The lease may have been handed over meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
+                kept.on(Event::Answered { sent });
                 match answer {
-                    Answer::Busy => {
-                        kept.on(Event::Answered { sent });
-                        ask_again_soon(shared, &kept);
-                    }
+                    Answer::Busy => ask_again_soon(shared, &kept),
                     Answer::Done => {
                         // It was lost, or handed over since.
                         if kept.on(Event::Renewed { sent, ttl: renewal.ttl }) == Effect::Refuse {
                             shared.state.lock().remove_if_of(&kept);
-                            shared.note_lost(&kept);
                         }
                     }
                     Answer::Gone => {
                         let forgotten = shared.state.lock().remove_any_holder(renewal.token);
                         if let Some(kept) = forgotten {
                             kept.on(Event::Answered { sent });
-                            shared.note_lost(&kept);
                             kept.on(Event::Gone);
                         }
                     }
@@ -645,7 +631,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
         }
         Err(err) => {
             observe::renewal_failed(sent.elapsed());
-            for kept in renewals.iter().filter_map(|it| shared.kept(it.token)) {
+            for kept in asked.iter().filter_map(|it| shared.kept(it.token)) {
                 kept.on(Event::Silent);
                 ask_again_soon(shared, &kept);
             }

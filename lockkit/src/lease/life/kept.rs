@@ -248,6 +248,11 @@ impl Kept {
         self.life.borrow().is_pinned()
     }
 
+    /// Since when it is lost, if a call or a transaction of this process may have its row locked.
+    pub(crate) fn lost_and_locked(&self) -> Option<Instant> {
+        self.life.borrow().lost_and_locked(Instant::now())
+    }
+
     /// Whether the caller has got it.
     pub(crate) fn is_delivered(&self) -> bool {
         self.life.borrow().is_delivered()

@@ -221,8 +221,8 @@ impl Life {
                 // Answers can arrive in a different order than their requests.
                 self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 self.is_silent = false;
-                // It had the row locked, after those that were sent before. One that only pins it shares the lock, and
-                // is told by `pin`.
+                // It had the row locked, mostly after those that were sent before: one that is overtaken on its way to
+                // the server is not open any more. One that only pins it shares the lock, and is told by `pin`.
                 self.open.retain(|it| *it > sent);
                 if matches!(event, Event::Extended { .. }) {
                     self.ttl = ttl;
@@ -282,12 +282,7 @@ impl Life {
                 self.end();
                 return Effect::Release(self.pin);
             }
-            Event::Released => {
-                if !self.is_over() {
-                    self.phase = Phase::Over(LossReason::Released);
-                }
-                self.report_soon(LossReason::Released);
-            }
+            Event::Released => self.released(),
             Event::HandingOver if self.phase != Phase::Held => return Effect::Refuse,
             Event::HandingOverCommitted if self.phase != Phase::HandingOver => return Effect::Refuse,
             Event::HandingOver | Event::HandingOverCommitted => {
@@ -356,6 +351,12 @@ impl Life {
         self.pin != Pin::No
     }
 
+    /// Since when it is lost, if a call or a transaction of this process may have its row locked.
+    pub(crate) fn lost_and_locked(&self, now: Instant) -> Option<Instant> {
+        let lost = self.lost(now).filter(|it| !matches!(it, LossReason::Released | LossReason::Closed));
+        lost.filter(|_| self.is_open() || self.is_pinned()).map(|_| self.until.min(now))
+    }
+
     pub(crate) fn is_delivered(&self) -> bool {
         self.is_delivered
     }
@@ -408,6 +409,14 @@ impl Life {
                 Phase::Ending { ends: 1, row_released: false }
             }
         }
+    }
+
+    fn released(&mut self) {
+        if !self.is_over() {
+            self.phase = Phase::Over(LossReason::Released);
+        }
+        (self.pin, self.open) = (Pin::No, Vec::new());
+        self.report_soon(LossReason::Released);
     }
 
     /// After a commit that was refused at this step. Nobody knows what the database has been told, so only the store
