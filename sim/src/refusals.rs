@@ -20,6 +20,9 @@ use crate::{
 /// For how long a claim without an answer may still get one, in microseconds.
 const OPEN_FOR: u64 = 500_000;
 
+/// For how long a broken connection and an answer come at once, in microseconds: callers hear of them in any order.
+const AT_ONCE: u64 = 1000;
+
 /// A caller that asks for leases.
 #[derive(Debug, Clone, Copy)]
 struct Caller {
@@ -37,8 +40,8 @@ enum Known {
     /// It was sent at this time.
     Open(u64),
     Answered,
-    /// Its answer does not come.
-    Lost,
+    /// It was sent at the first time, and since the second its answer does not come any more.
+    Lost(u64, u64),
 }
 
 /// Who held each lease, and what the processes know of their claims. A lease has the first part of its key as its name.
@@ -103,11 +106,11 @@ impl Refusals {
             if let Some((_, known)) = self.claims.get_mut(&claim.token)
                 && *known != Known::Answered
             {
-                *known = match outcome {
-                    Outcome::Answered => Known::Answered,
-                    Outcome::Broken => Known::Lost,
+                *known = match (outcome, *known) {
+                    (Outcome::Answered, _) => Known::Answered,
+                    (Outcome::Broken, Known::Open(sent)) => Known::Lost(sent, at),
                     // Its caller does not know that.
-                    Outcome::Silent => *known,
+                    (Outcome::Broken | Outcome::Silent, known) => known,
                 };
             }
         }
@@ -132,7 +135,10 @@ impl Refusals {
         let counts = |token: &Token, is_waiting: bool| match self.claims.get(token).filter(|(of, _)| *of == process) {
             None => true,
             Some((_, Known::Open(sent))) => self.is_awaited(process, name, number, *sent, at),
-            Some((_, known)) => *known == Known::Answered && !is_waiting,
+            Some((_, Known::Lost(sent, lost))) => {
+                at < lost + AT_ONCE && self.is_awaited(process, name, number, *sent, at)
+            }
+            Some((_, Known::Answered)) => !is_waiting,
         };
         let has_held = |seen: &BTreeMap<String, BTreeMap<Token, u64>>, is_waiting| {
             let mut claims = seen.get(name).into_iter().flatten();
