@@ -405,6 +405,7 @@ mod tests {
             "commit, not dropped",
             "renewals",
             "renewals, not dropped",
+            "renewals, seen, not dropped",
             "renewal in flight",
             "extension that is dropped",
             "extension that is dropped, not dropped",
@@ -432,6 +433,13 @@ mod tests {
                 "renewals" | "renewals, not dropped" => {
                     renewals_fail(Failure::Refused);
                     sleep(2 * TTL).await;
+                }
+                "renewals, seen, not dropped" => {
+                    renewals_fail(Failure::Refused);
+                    lease.lost().await;
+                    leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+                    leases.lease("k").try_acquire().await.unwrap_err();
+                    leases.store().free(Call::Acquire);
                 }
                 "renewal in flight" => {
                     renewals_fail(Failure::Silent);

@@ -120,7 +120,9 @@ impl OfKey {
     }
 
     fn add(&mut self, token: Token, noted: Instant, left: Left, is_open: bool) {
-        let is_open = is_open || self.left.iter().any(|it| it.token == token && it.is_open);
+        let before = self.left.iter().find(|it| it.token == token);
+        let is_open = is_open || before.is_some_and(|it| it.is_open);
+        let noted = before.map_or(noted, |it| noted.max(it.noted));
         self.left.retain(|it| it.token != token && it.counts());
         if self.left.len() == MOST {
             self.left.remove(self.left.iter().position(|it| it.is_gone).unwrap_or(0));
@@ -391,6 +393,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_call_is_open_of_its_own_leftover_only() {
+        let (leftovers, key) = (Leftovers::default(), Key::from("k"));
+        let [first, second] = [(); 2].map(|()| Token::random());
+        leftovers.note(&key, first);
+        leftovers.note_answered(&key, second);
+        leftovers.released(&key, first, true);
+        leftovers.released(&key, second, false);
+        assert_eq!(leftovers.of(Keys::These(&[key]), started()), Left::Absent);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn leftovers_that_do_not_count_are_forgotten_when_others_are_noted() {
         let leftovers = Leftovers::default();
         for number in 0..1000 {
@@ -474,6 +487,60 @@ mod refusals {
     fn unavailable<T: std::fmt::Debug>(acquired: Result<T, Error>) {
         let err = acquired.unwrap_err();
         assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_are_watched_for_as_long_as_somebody_has_them() {
+        let (store, here, _) = pair();
+        let first = here.lease("k").acquire().await.unwrap();
+        store.steal("k");
+        let held = |key| here.0.leftovers.noted.lock().by_key.get(&Key::from(key)).map(|it| it.held.len());
+        let second = here.lease("k").acquire().await.unwrap();
+        assert_eq!(held("k"), Some(2));
+        for number in 0..100 {
+            here.lease(format!("{number}")).acquire().await.unwrap().release().await.unwrap();
+            here.lease("l").acquire().await.unwrap().release().await.unwrap();
+        }
+        assert_eq!((held("k"), held("l")), (Some(2), Some(1)));
+        assert!(here.0.leftovers.noted.lock().by_key.len() <= 16);
+        drop((first, second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_lease_of_which_all_is_answered_leaves_nothing() {
+        let (store, here, _) = pair();
+        let lease = here.lease("k").acquire().await.unwrap();
+        store.steal("k");
+        let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started());
+        assert_eq!(of(), Left::Nothing);
+        lease.release().await.unwrap();
+        assert_eq!(of(), Left::Nothing);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_looked_at_before_it_is_told_from_others() {
+        let (store, here, _) = pair();
+        let leftovers = &here.0.leftovers;
+        for is_seen in [true, false] {
+            let lease = here.lease("k").acquire().await.unwrap();
+            lease.verify_by(async { Ok(true) }).await.unwrap();
+            store.steal("k");
+            lease.lost().await;
+            sleep(MILLI).await;
+            let key = Key::from("k");
+            if is_seen {
+                assert!(leftovers.recognises(&key, lease.kept.token));
+            } else {
+                // The first one learns of the loss.
+                for _ in 0..2 {
+                    leftovers.absent(&key, Instant::now());
+                    sleep(MILLI).await;
+                }
+            }
+            let left = if is_seen { Left::Perhaps } else { Left::Absent };
+            assert_eq!(leftovers.of(Keys::These(&[key.clone()]), started()), left);
+            leftovers.never_were(&key, lease.kept.token);
+        }
     }
 
     /// A store that executes the first claims at once, and never answers them.

@@ -602,7 +602,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let renewals: Vec<_> = asked.iter().map(|it| it.renewal()).collect();
     match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
-            observe::renewed(batch.len(), sent.elapsed());
+            observe::renewed(renewals.len(), sent.elapsed());
             if shared.outage.swap(false, Ordering::Relaxed) {
                 observe::outage_over();
             }
@@ -610,7 +610,9 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 asked.on(Event::Answered { sent });
                 // The lease may have been handed over meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
-                kept.on(Event::Answered { sent });
+                if !Arc::ptr_eq(&asked, &kept) {
+                    kept.on(Event::Answered { sent });
+                }
                 match answer {
                     Answer::Busy => ask_again_soon(shared, &kept),
                     Answer::Done => {
@@ -621,10 +623,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                     }
                     Answer::Gone => {
                         let forgotten = shared.state.lock().remove_any_holder(renewal.token);
-                        if let Some(kept) = forgotten {
-                            kept.on(Event::Answered { sent });
-                            kept.on(Event::Gone);
-                        }
+                        forgotten.inspect(|it| _ = it.on(Event::Gone));
                     }
                 }
             }
@@ -636,7 +635,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 ask_again_soon(shared, &kept);
             }
             if !shared.outage.swap(true, Ordering::Relaxed) {
-                observe::outage(batch.len(), &err);
+                observe::outage(renewals.len(), &err);
             }
         }
     }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::value::error::LossReason;
 
-/// How many calls without an answer are known. Any later one that is answered ends them all.
+/// How many calls without an answer are known, the last ones. A later renewal ends them all.
 const MOST_OPEN: usize = 64;
 
 /// What has become of one lease, and how long this process may trust in it.

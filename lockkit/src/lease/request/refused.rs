@@ -47,7 +47,8 @@ struct MayBeOurs;
 /// What lockkit does in a request.
 const ACQUIRING: &str = "acquiring lease";
 
-/// Time limit of the query for the holder after the wait has ended.
+/// Time limit of the query for the holder after the wait has ended, and of a wait for what is left before the next
+/// question.
 const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
 /// The result of the last query for the holder.
@@ -160,10 +161,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Err(Error::Contended { key, waited, holder: holder.map(Box::new) })
     }
 
-    /// Whether what this process had left is gone by this time, or may be though nothing will tell.
+    /// Whether what this process had left is gone by this time, or may be though nothing will tell: the holder of a
+    /// lease that is lost may keep it.
     async fn are_gone_by(&self, until: Instant) -> bool {
+        let now = Instant::now();
         let are_gone = self.inner.leftovers.until(|| self.left(Instant::now()) != Left::Perhaps);
-        if Instant::now() >= until || timeout_at(until, are_gone).await.is_err() {
+        if now >= until || timeout_at(until.min(now + QUICK), are_gone).await.is_err() && Instant::now() >= until {
             return false;
         }
         if self.left(Instant::now()) == Left::Unseen {
@@ -424,8 +427,9 @@ mod tests {
         let leases = Leases::new(Scripted::new(Profile::default()));
         leases.store().store.faults().script(Operation::Acquire, [Failure::Slow(3 * SECOND)]);
         assert_unanswered(leases.lease("k").wait(Duration::ZERO).acquire().await);
-        leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
         assert_unanswered(leases.lease("k").try_acquire().await);
+        leases.store().free(Call::Acquire);
         // It was granted, and given back a while ago.
         tokio::time::sleep(6 * SECOND).await;
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
