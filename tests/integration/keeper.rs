@@ -283,20 +283,22 @@ on_every_server! {
     }
 
     async fn a_connection_that_is_promised_to_a_caller_nobody_polls_loses_no_lease<S>(db: TestDb<S>) {
-        let options = PoolOptions::<<S as Server>::DB>::new().max_connections(1).acquire_timeout(MILLIS(30_000));
-        let pool = options.connect(&db.url).await.unwrap();
-        let leases = Leases::builder(pool.clone()).ttl(MILLIS(2000)).build().unwrap();
-        let lease = leases.lease("k").acquire().await.unwrap();
-        let only = pool.acquire().await.unwrap();
-        let mut not_polled = pin!(pool.acquire());
-        timeout(MILLIS(50), &mut not_polled).await.unwrap_err();
-        drop(only);
-        for _ in 0..20 {
-            sleep(MILLIS(200)).await;
-            leases.lease("other").acquire().await.unwrap().release().await.unwrap();
+        for is_closed in [false, true] {
+            let options = PoolOptions::<<S as Server>::DB>::new().max_connections(1).acquire_timeout(MILLIS(30_000));
+            let pool = options.connect(&db.url).await.unwrap();
+            let leases = Leases::builder(pool.clone()).ttl(MILLIS(2000)).build().unwrap();
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let only = pool.acquire().await.unwrap();
+            let mut not_polled = pin!(pool.acquire());
+            timeout(MILLIS(50), &mut not_polled).await.unwrap_err();
+            if is_closed { only.close().await.unwrap() } else { drop(only) }
+            for _ in 0..15 {
+                sleep(MILLIS(200)).await;
+                leases.lease("other").acquire().await.unwrap().release().await.unwrap();
+            }
+            assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+            not_polled.await.unwrap();
         }
-        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
-        not_polled.await.unwrap();
     }
 
     async fn calls_that_are_more_than_the_connections_serve_are_told_so_and_open_no_connection_each<S>(db: TestDb<S>) {

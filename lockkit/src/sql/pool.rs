@@ -22,7 +22,7 @@ use crate::{
     sql::{
         pool_state::{of_pool, of_runtime},
         spare::spare,
-        starved::{Waiting, has_all, is_full, leases_starved, starved},
+        starved::{Waiting, is_full, leases_starved, starved},
         warm::{Kept, Warm},
     },
     value::{
@@ -213,15 +213,15 @@ async fn acquired_for<DB: Dialect>(
 }
 
 async fn acquired<DB: Dialect>(pool: &Pool<DB>, ping_limit: Duration) -> sqlx::Result<PoolConnection<DB>> {
-    let until = Instant::now() + pool.options().get_acquire_timeout();
-    while DB::IS_REMOTE && pool.num_idle() > 0 {
+    // Each is tried once: one may be promised to a caller that is not polled.
+    let idle = if DB::IS_REMOTE { pool.num_idle() } else { 0 };
+    for _ in 0..idle {
+        if pool.num_idle() == 0 {
+            break;
+        }
         // Otherwise dropping the future closed the connection that did not answer.
         if let Ok(acquired) = timeout(ping_limit, pool.acquire()).await {
             return acquired;
-        }
-        // An idle one may be promised to a caller that is not polled.
-        if Instant::now() >= until {
-            return Err(sqlx::Error::PoolTimedOut);
         }
     }
     pool.acquire().await
@@ -235,14 +235,12 @@ async fn acquired_from_either<DB: Dialect>(
     asked: Instant,
 ) -> sqlx::Result<(PoolConnection<DB>, bool)> {
     let own = async {
-        // There must be time to open it before the pool gives up. A pool that was not full may be full the next time.
+        // There must be time to open it before the pool gives up.
         let patience = patience.min(pool.options().get_acquire_timeout() / 4);
         sleep_until(asked + patience).await;
-        // What is idle may be promised to a caller that is not polled.
-        let mut has_none = is_full(pool);
-        while !has_none {
-            sleep(patience).await;
-            has_none = has_all(pool);
+        if !is_full(pool) {
+            // What it has free may be promised to a caller that is not polled.
+            sleep(2 * patience).await;
         }
         let own = async {
             let spare = spare(pool)?;

@@ -121,7 +121,7 @@ async fn keep_open<DB: Dialect>(open: Guard<Open<DB>>, mut closed: CloseEvent) {
         // Not by the statement that needs it: connecting may take longer than that may wait.
         match spare.acquire().await {
             Ok(conn) => drop(conn),
-            Err(err) => observe::tolerated("opening a connection for leases, because their pool is full", &err),
+            Err(err) => observe::tolerated("opening a connection for leases, as their pool had none in time", &err),
         }
         while spare.size() > 0 {
             sleep(IDLE).await;
@@ -143,10 +143,11 @@ impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
     /// Transactions still begin in the given pool.
     ///
     /// Without it, leases share the pool of the service, and a statement about leases that gets no connection because
-    /// all of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most. All
-    /// `Leases` of one pool share these two. They are opened when they are needed and closed when they were not used
-    /// for 10 to 20 s, so a held lease is renewed, and a free one is granted, however busy the pool is. On SQLite there
-    /// are none: there a full pool holds up its leases.
+    /// all of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most. If
+    /// a free one does not come to it, that takes three times as long. All `Leases` of one pool share these two. They
+    /// are opened when they are needed and closed when they were not used for 10 to 20 s, so a held lease is renewed,
+    /// and a free one is granted, however busy the pool is. On SQLite there are none: there a full pool holds up its
+    /// leases.
     ///
     /// So only few services need this: those whose pool is always full, and those that may open no further connections
     /// to the server. Zero switches lockkit's own connections off, for all `Leases` of the given pool. Renewals then

@@ -93,14 +93,9 @@ impl Drop for Waiting {
     }
 }
 
-/// Whether the pool has as many connections as it may have.
-pub(super) fn has_all<DB: Dialect>(pool: &Pool<DB>) -> bool {
-    pool.size() >= pool.options().get_max_connections()
-}
-
-/// Whether it [has them all](has_all), and they are in use.
+/// Whether the pool has as many connections as it may have, and all of them are in use.
 pub(super) fn is_full<DB: Dialect>(pool: &Pool<DB>) -> bool {
-    has_all(pool) && pool.num_idle() == 0
+    pool.size() >= pool.options().get_max_connections() && pool.num_idle() == 0
 }
 
 /// What a server says to another connection.
