@@ -393,6 +393,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_loss_that_is_seen_late_makes_no_leftover_older() {
+        let (mut of_key, token, now) = (OfKey::default(), Token::random(), Instant::now());
+        of_key.add(token, now, Left::Perhaps, true);
+        of_key.add(token, now - LASTS, Left::Unseen, true);
+        assert!(of_key.counts());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_call_is_open_of_its_own_leftover_only() {
         let (leftovers, key) = (Leftovers::default(), Key::from("k"));
         let [first, second] = [(); 2].map(|()| Token::random());
@@ -501,7 +509,14 @@ mod refusals {
             here.lease(format!("{number}")).acquire().await.unwrap().release().await.unwrap();
             here.lease("l").acquire().await.unwrap().release().await.unwrap();
         }
-        assert_eq!((held("k"), held("l")), (Some(2), Some(1)));
+        let mut handed_over = here.lease("l").acquire().await.unwrap();
+        for _ in 0..20 {
+            let next = tokio::spawn(here.lease("l").acquire());
+            sleep(MILLI).await;
+            handed_over.release().await.unwrap();
+            handed_over = next.await.unwrap().unwrap();
+        }
+        assert_eq!((held("k"), held("l")), (Some(2), Some(2)), "the last two");
         assert!(here.0.leftovers.noted.lock().by_key.len() <= 16);
         drop((first, second));
     }
@@ -538,7 +553,7 @@ mod refusals {
                 }
             }
             let left = if is_seen { Left::Perhaps } else { Left::Absent };
-            assert_eq!(leftovers.of(Keys::These(&[key.clone()]), started()), left);
+            assert_eq!(leftovers.of(Keys::These(slice::from_ref(&key)), started()), left);
             leftovers.never_were(&key, lease.kept.token);
         }
     }

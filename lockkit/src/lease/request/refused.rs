@@ -51,6 +51,15 @@ const ACQUIRING: &str = "acquiring lease";
 /// question.
 const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
+/// A request asks again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Again {
+    /// Until this time at the latest.
+    until: Instant,
+    /// What was left when it began to: that may be in its way, and be gone when it is refused.
+    left: Left,
+}
+
 /// The result of the last query for the holder.
 enum Look {
     /// By another one than this process, as far as it knows.
@@ -91,15 +100,15 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         pending: &Pending<S>,
         started: Instant,
         refused: Refused,
-        again: Option<Instant>,
-    ) -> Result<Instant> {
+        again: Option<Again>,
+    ) -> Result<Again> {
         // What a caller before this one was told may have been asked before this one came.
         let since = match refused {
             Refused::NotFirst { .. } => started.checked_sub(GONE_LASTS).unwrap_or(started),
             Refused::Held | Refused::NoAnswer => started,
         };
         // What the request itself took is in nobody's way but that of others.
-        let left = self.left(since);
+        let left = self.left(since).max(again.map_or(Left::Nothing, |it| it.left));
         pending.release().await;
         let waited = started.elapsed();
         let in_the_way = pending.in_the_way();
@@ -133,7 +142,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let answered = answered && (was_answered || !is_away);
         let is_known = is_known && answered;
         let may_be_ours = left > if again.is_some() && was_answered { Left::Absent } else { Left::Nothing };
-        let until = again.unwrap_or_else(|| Instant::now() + FIRST_ANSWER);
+        let until = again.map_or_else(|| Instant::now() + FIRST_ANSWER, |it| it.until);
         let (key, holder) = match look {
             Look::Held(held) => {
                 self.inner.leftovers.absent(&held.info.key, asked);
@@ -144,11 +153,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 if may_be_ours {
                     self.are_gone_by(until).await;
                 }
-                return Ok(until);
+                return Ok(Again { until, left: self.left(Instant::now()) });
             }
             _ if may_be_ours && answered && refused != Refused::NoAnswer => {
                 if (again.is_none() || was_answered) && self.are_gone_by(until).await {
-                    return Ok(until);
+                    return Ok(Again { until, left: self.left(Instant::now()) });
                 }
                 return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
             }
@@ -434,6 +443,23 @@ mod tests {
         tokio::time::sleep(6 * SECOND).await;
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_goes_while_a_request_asks_again_is_no_other_holder() {
+        let leases = Leases::new(Scripted::new(Profile::default()));
+        let (key, token) = (Key::from("k"), Token::random());
+        leases.0.leftovers.note(&key, token);
+        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+        let goes = async {
+            // Its second claim is on its way.
+            tokio::time::sleep(QUICK + Duration::from_millis(7)).await;
+            assert_eq!(leases.store().calls(Call::Acquire), 2);
+            leases.0.leftovers.released(&key, token, true);
+            leases.store().free(Call::Acquire);
+        };
+        let (acquired, ()) = tokio::join!(leases.lease("k").try_acquire(), goes);
+        assert!(acquired.unwrap().is_some());
     }
 
     #[tokio::test(start_paused = true)]
