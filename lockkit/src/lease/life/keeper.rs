@@ -681,6 +681,7 @@ mod tests {
     use super::*;
     use crate::{
         Leases, LossReason,
+        lease::store::pass_on,
         testing::{Failure, MemoryStore, Operation},
     };
 
@@ -694,6 +695,43 @@ mod tests {
     /// How many statements have renewed leases.
     fn renewals(leases: &Leases<MemoryStore>) -> u64 {
         leases.store().faults().calls(Operation::Renew)
+    }
+
+    /// A store in which a transaction has every row locked, so that a renewal learns nothing, after a while.
+    #[derive(Clone, Default)]
+    struct Locked {
+        store: MemoryStore,
+    }
+
+    impl Locked {
+        const ANSWERS_IN: Duration = Duration::from_millis(100);
+    }
+
+    impl LeaseStore for Locked {
+        pass_on!(lease_acquire, lease_look, lease_release, lease_list, lease_sweep);
+
+        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
+            sleep(Self::ANSWERS_IN).await;
+            Ok(vec![Answer::Busy; renewals.len()])
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_closes_the_call_of_the_holder_and_of_the_one_before() {
+        let leases = Leases::builder(Locked::default()).ttl(Duration::from_secs(3)).build().unwrap();
+        let first = leases.lease("k").acquire().await.unwrap();
+        while !first.kept().is_open() {
+            sleep(Locked::ANSWERS_IN / 10).await;
+        }
+        let next = tokio::spawn(leases.lease("k").acquire());
+        sleep(Locked::ANSWERS_IN / 10).await;
+        let before = leases.0.keeper.kept(first.kept().token).unwrap();
+        first.release().await.unwrap();
+        let next = next.await.unwrap().unwrap();
+        assert_eq!(next.kept().token, before.token);
+        assert!(before.is_open() && next.kept().is_open());
+        sleep(Locked::ANSWERS_IN).await;
+        assert!(!before.is_open() && !next.kept().is_open());
     }
 
     #[tokio::test(start_paused = true)]
