@@ -143,11 +143,11 @@ impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
     /// Transactions still begin in the given pool.
     ///
     /// Without it, leases share the pool of the service, and a statement about leases that gets no connection because
-    /// all of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most. If
-    /// a free one does not come to it, that takes three times as long. All `Leases` of one pool share these two. They
-    /// are opened when they are needed and closed when they were not used for 10 to 20 s, so a held lease is renewed,
-    /// and a free one is granted, however busy the pool is. On SQLite there are none: there a full pool holds up its
-    /// leases.
+    /// all of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most.
+    /// Where the pool is not full, that takes three times as long: a new connection takes long to open, or a free one
+    /// is promised to a caller that nobody polls. All `Leases` of one pool share these two. They are opened when they
+    /// are needed and closed when they were not used for 10 to 20 s, so a held lease is renewed, and a free one is
+    /// granted, however busy the pool is. On SQLite there are none: there a full pool holds up its leases.
     ///
     /// So only few services need this: those whose pool is always full, and those that may open no further connections
     /// to the server. Zero switches lockkit's own connections off, for all `Leases` of the given pool. Renewals then
