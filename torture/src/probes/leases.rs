@@ -1,5 +1,7 @@
 //! Probes of leases that need no fault.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,23 +16,31 @@ use crate::rig::Rig;
 /// How many compete for turns, each as if in a process of its own.
 const COMPETITORS: usize = 8;
 
+/// Longest wait for a turn.
+const MOST_WAIT: Duration = Duration::from_secs(30);
+
+/// Fewer turns say nothing of shares.
+const LEAST_TURNS: u32 = 160;
+
 /// How often a race is tried.
 const ROUNDS: u32 = 30;
 
 /// With a hold of 2 ms, nobody gets less than one turn in twenty.
 pub(super) async fn shares<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let end = Instant::now() + Duration::from_millis(2_500);
+    let all = Arc::new(AtomicU32::new(0));
     let mut competing = JoinSet::new();
     for _ in 0..COMPETITORS {
         let leases = Ground::<S>::leases(&ground.pool(2).await?, 5_000).build()?;
+        let all = all.clone();
         competing.spawn(async move {
             let mut turns = 0_u32;
-            while Instant::now() < end {
-                let left = end.saturating_duration_since(Instant::now());
-                let Ok(lease) = leases.lease("probe/turns").wait(left).acquire().await else { break };
+            while Instant::now() < end || all.load(Ordering::Relaxed) < LEAST_TURNS {
+                let Ok(lease) = leases.lease("probe/turns").wait(MOST_WAIT).acquire().await else { break };
                 sleep(Duration::from_millis(2)).await;
                 drop(lease.release().await);
                 turns += 1;
+                all.fetch_add(1, Ordering::Relaxed);
             }
             turns
         });
