@@ -49,7 +49,14 @@ impl Browser {
             "goog:loggingPrefs": { "browser": "ALL" },
         } } });
         let mut browser = Self { client, driver, session: String::new(), _folder: folder };
-        let session = browser.post("/session", wanted).await;
+        // On a busy machine, Chromium now and then exits while it starts.
+        let mut session = browser.answer(Method::POST, "/session", Some(&wanted)).await;
+        for _ in 0..2 {
+            if session.is_err() {
+                session = browser.answer(Method::POST, "/session", Some(&wanted)).await;
+            }
+        }
+        let session = session.expect("Chromium starts");
         browser.session = format!("/session/{}", session["sessionId"].as_str().expect("a session"));
         browser
     }
@@ -66,14 +73,20 @@ impl Browser {
     }
 
     async fn send(&self, method: Method, command: &str, body: Option<Value>) -> Value {
+        let answer = self.answer(method, command, body.as_ref()).await;
+        answer.unwrap_or_else(|err| panic!("{command}: {err}"))
+    }
+
+    /// The value of the driver's answer, or its error.
+    async fn answer(&self, method: Method, command: &str, body: Option<&Value>) -> Result<Value, Value> {
         let url = format!("http://127.0.0.1:{}{}{command}", self.driver.port, self.session);
         let request = self.client.request(method, url);
-        let request = if let Some(body) = body { request.json(&body) } else { request };
+        let request = if let Some(body) = body { request.json(body) } else { request };
         let answer = request.send().await.expect("an answer of the driver");
         let is_ok = answer.status().is_success();
         let mut answer: Value = answer.json().await.expect("JSON of the driver");
-        assert!(is_ok, "{command}: {}", answer["value"]);
-        answer["value"].take()
+        let value = answer["value"].take();
+        if is_ok { Ok(value) } else { Err(value) }
     }
 
     pub(crate) async fn open(&self, url: &str) {
