@@ -109,8 +109,7 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
-    let sent = Instant::now();
-    kept.on(Event::Asking { sent });
+    let sent = kept.asks();
     let released = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl()).await;
     note_released(inner, kept, sent, &released);
     if released? {
@@ -126,8 +125,7 @@ pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &K
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
-    let sent = Instant::now();
-    kept.on(Event::Asking { sent });
+    let sent = kept.asks();
     let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl())).await;
     note_released(inner, kept, sent, &released);
     released.map(drop)

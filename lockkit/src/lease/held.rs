@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{bounded::check_ttl, inner::Inner};
 use crate::{
@@ -161,8 +161,7 @@ impl<S: LeaseStore> Lease<S> {
             self.kept.on(Event::StoreOnly);
         }
         while self.is_trusted() {
-            let sent = Instant::now();
-            self.kept.on(Event::Asking { sent });
+            let sent = self.kept.asks();
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl: whole };
             let renewed = self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await;
             match renewed?.pop() {

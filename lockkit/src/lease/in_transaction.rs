@@ -108,8 +108,7 @@ impl<S: LeaseStore> Lease<S> {
         if self.kept.on(Event::Verifying) == Effect::Refuse {
             return Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released)));
         }
-        let sent = Instant::now();
-        self.kept.on(Event::Asking { sent });
+        let sent = self.kept.asks();
         let is_there = pin.await?;
         self.kept.on(Event::Answered { sent });
         if is_there {

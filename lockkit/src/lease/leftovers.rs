@@ -284,7 +284,7 @@ impl Leftovers {
         let mut seen = Vec::new();
         self.noted.lock().each(keys, |of_key| {
             of_key.look(&mut seen);
-            most = of_key.left.iter().filter(counts).map(|it| it.left).max().unwrap_or(most).max(most);
+            most = of_key.left.iter().filter(counts).map(|it| it.left).fold(most, Left::max);
         });
         most
     }

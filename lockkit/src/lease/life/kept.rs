@@ -248,6 +248,13 @@ impl Kept {
         self.life.borrow().is_pinned()
     }
 
+    /// A call that locks its row is sent now. Returns this time, by which its answer is told.
+    pub(crate) fn asks(&self) -> Instant {
+        let sent = Instant::now();
+        self.on(Event::Asking { sent });
+        sent
+    }
+
     /// Since when it is lost, if a call or a transaction of this process may have its row locked.
     pub(crate) fn lost_and_locked(&self) -> Option<Instant> {
         self.life.borrow().lost_and_locked(Instant::now())
