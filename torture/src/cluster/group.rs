@@ -34,6 +34,10 @@ fn program_of(server: &Command) -> impl Iterator<Item = &OsStr> {
     server.get_args().skip_while(|it| *it != "--").skip(1)
 }
 
+/// What a member is started with after it was prepared. Otherwise it takes writes before it is back in the group, which
+/// then refuses it for them.
+pub(super) const READ_ONLY: &str = "--super-read-only=ON";
+
 /// A connection that needs no network.
 async fn administer(folder: &Path) -> Result<MySqlConnection> {
     let options = MySqlConnectOptions::new().socket(folder.join("socket")).username("root");
@@ -58,13 +62,15 @@ pub(super) async fn prepare(folder: &Path) -> Result<()> {
 /// The first member makes the group.
 pub(super) async fn found(folder: &Path) -> Result<()> {
     let sql = "SET GLOBAL group_replication_bootstrap_group = ON; START GROUP_REPLICATION; \
-               SET GLOBAL group_replication_bootstrap_group = OFF";
+               SET GLOBAL group_replication_bootstrap_group = OFF; \
+               CREATE DATABASE rack; CREATE TABLE rack.alive (member INT PRIMARY KEY, at DATETIME(6))";
     MySql::execute(&mut administer(folder).await?, sql).await?;
     Ok(())
 }
 
-/// Lets a member take part that does not, as an operator does. Returns how many members it sees that do.
-pub(super) async fn join(folder: &Path) -> Result<i64> {
+/// Lets a member take part that does not, as an operator does. Returns how many members it sees that do, if it commits
+/// what it must be able to.
+pub(super) async fn join(folder: &Path, is_primary: bool) -> Result<i64> {
     let mut conn = administer(folder).await?;
     let sql = "SELECT member_state FROM performance_schema.replication_group_members
                WHERE member_id IN (@@server_uuid, '')";
@@ -72,6 +78,9 @@ pub(super) async fn join(folder: &Path) -> Result<i64> {
         Some("ONLINE") => {
             // A member that was expelled has sent its clients away.
             MySql::execute(&mut conn, "SET GLOBAL offline_mode = OFF").await?;
+            if is_primary {
+                MySql::execute(&mut conn, "REPLACE INTO rack.alive VALUES (@@server_id, NOW(6))").await?;
+            }
         }
         Some("RECOVERING") => {}
         _ => {

@@ -7,6 +7,7 @@ mod net;
 mod patroni;
 mod router;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 use sqlx::{Connection as _, MySqlConnection};
 use support::{MySql, Server as _, throwaway};
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::members::Members;
 use self::net::Net;
@@ -31,7 +32,10 @@ use crate::server::pid;
 /// How many members a cluster has.
 const MEMBERS: u8 = 3;
 /// How long a cluster may take to start, to choose another leader, or to take a member back.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How long a member of a group may say nothing until an operator starts it again. One that was cut off keeps the
+/// sessions of all COMMITs that have no majority, up to its limit of connections, so that nobody can tell it to rejoin.
+const SILENCE: Duration = Duration::from_secs(20);
 
 /// What replicates, as the command line names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -171,6 +175,7 @@ impl Cluster {
                 }
                 sleep(Duration::from_millis(100)).await;
             }
+            node.command.arg(group::READ_ONLY);
         }
         group::found(&self.nodes[0].folder).await
     }
@@ -297,26 +302,50 @@ impl Cluster {
         }
     }
 
-    /// Waits until all members take part, and helps them as an operator does.
-    pub(crate) async fn complete(&self) -> Result<()> {
+    /// Waits until all members take part, and helps them as an operator does. Returns those that it started again.
+    pub(crate) async fn complete(&mut self) -> Result<Vec<u8>> {
         let deadline = Instant::now() + PATIENCE;
+        let (mut silent_since, mut restarted) = (BTreeMap::new(), Vec::new());
         loop {
             let is_complete = if self.engine.is_patroni() {
                 self.members.are_replicas().await
             } else {
-                let mut online = Vec::new();
-                for node in &self.nodes {
-                    online.push(group::join(&node.folder).await.unwrap_or(0));
-                }
-                // One that was expelled may not know it yet.
-                online.iter().all(|it| *it == i64::from(MEMBERS))
+                self.all_join(&mut silent_since).await
             };
             if is_complete {
-                return Ok(());
+                return Ok(restarted);
             }
             ensure!(Instant::now() < deadline, "a member is missing after {PATIENCE:?}\n{}", self.ends_of_logs());
+            // The group goes on without one member, and not without two.
+            if silent_since.len() == 1
+                && let Some(silent) = silent_since.first_entry()
+                && silent.get().elapsed() >= SILENCE
+            {
+                let (member, _) = silent.remove_entry();
+                self.kill(member)?;
+                self.start_again(member)?;
+                restarted.push(member);
+            }
             sleep(Duration::from_millis(200)).await;
         }
+    }
+
+    /// Lets the members of a group take part. Returns whether all do. Each is asked: one that was expelled may not know
+    /// it yet. Notes since when a member has said nothing.
+    async fn all_join(&self, silent_since: &mut BTreeMap<u8, Instant>) -> bool {
+        let mut all_joined = true;
+        for (member, node) in self.members.all().into_iter().zip(&self.nodes) {
+            let asked = Instant::now();
+            let joins = timeout(SILENCE, group::join(&node.folder, self.engine.has_several_primaries())).await;
+            if let Ok(Ok(online)) = joins {
+                silent_since.remove(&member);
+                all_joined &= online == i64::from(MEMBERS);
+            } else {
+                silent_since.entry(member).or_insert(asked);
+                all_joined = false;
+            }
+        }
+        all_joined
     }
 
     /// Waits until each primary of several has what the others have committed, so that no read misses it.

@@ -59,8 +59,12 @@ impl Stage<'_> {
             self.mark(from, format!("{}: member {old}, then {new}", fault.name()));
             let cluster = self.cluster.as_deref_mut().context("a cluster")?;
             // Its clients are with it while it learns of its successor.
-            cluster.complete().await?;
+            let from = clock::now();
+            let restarted = cluster.complete().await?;
             cluster.unite_clients();
+            for member in restarted {
+                self.mark(from, format!("member {member} hung, and was started again"));
+            }
         }
         Ok(())
     }
