@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use lockkit_store_servers::folder_for_data;
 use support::{Galera, MariaDb, MySql, Postgres, Sqlite};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
@@ -285,7 +286,7 @@ impl Rack {
                     }
                     Site::Private(Box::new(server))
                 }
-                (None, None) => Site::Folder(tempfile::tempdir()?),
+                (None, None) => Site::Folder(tempfile::tempdir_in(folder_for_data())?),
             });
         }
         site.as_mut().context("a site")

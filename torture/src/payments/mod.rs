@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use lockkit_store_servers::folder_for_data;
 use sqlx::pool::PoolOptions;
 use support::{MariaDb, MySql, PlainSql, Postgres, Sqlite};
 use tokio::sync::watch;
@@ -110,7 +111,7 @@ async fn on<S: Rig>(args: &PaymentsArgs) -> Result<ExitCode> {
         answers::<S>(&server.url).await?;
         Site::Private(Box::new(server))
     } else {
-        Site::Folder(tempfile::tempdir()?)
+        Site::Folder(tempfile::tempdir_in(folder_for_data())?)
     };
     let mut code = ExitCode::SUCCESS;
     let mut number = 0;
