@@ -125,7 +125,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held if !is_known => FIRST_ANSWER,
             Refused::Held | Refused::NoAnswer => QUICK,
         };
-        let saw_ours = AtomicBool::new(false);
+        let (saw_ours, left_before) = (AtomicBool::new(false), self.left(since));
         let look = match timeout(limit, self.current_holder(pending, refused, left, &saw_ours)).await {
             Ok(Ok(Some(held))) => Look::Held(held),
             Ok(Ok(None)) => Look::Free,
@@ -133,9 +133,16 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Ok(Err(err)) => Look::Failed(err),
             Err(_) => Look::Silent,
         };
-        // A leftover that arrives late was known to be absent.
-        let saw_ours = saw_ours.into_inner() && self.left(since) == Left::Perhaps;
-        let left = if saw_ours { Left::Perhaps } else { left };
+        // A leftover that arrives late was known to be absent. What is left since the look began has been in the way.
+        let left_now = self.left(since);
+        let saw_ours = saw_ours.into_inner() && left_now == Left::Perhaps;
+        let left = if saw_ours {
+            Left::Perhaps
+        } else if left_now > left_before {
+            left.max(left_now)
+        } else {
+            left
+        };
         let was_answered = matches!(look, Look::Held(_) | Look::Free | Look::Undone);
         // Who held it before an outage may be long gone.
         let is_away = self.inner.store().unreachable_for().is_some_and(|it| it >= FIRST_ANSWER);
@@ -443,6 +450,20 @@ mod tests {
         tokio::time::sleep(6 * SECOND).await;
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_becomes_late_during_the_last_look_is_no_other_holder() {
+        let leases = leases();
+        let (millis, faults) = (Duration::from_millis, leases.store().faults());
+        // Granted after 400 ms, and answered after 800 ms.
+        faults.script(Operation::Acquire, [Failure::Slow(millis(800))]);
+        let first = tokio::spawn(leases.all(["k", "k2"]).acquire());
+        tokio::time::sleep(FIRST_ANSWER - QUICK / 2).await;
+        faults.script(Operation::Look, [Failure::Silent]);
+        let err = leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
+        drop(first.await.unwrap().unwrap());
     }
 
     #[tokio::test(start_paused = true)]
