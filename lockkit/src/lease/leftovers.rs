@@ -4,7 +4,8 @@
 //! | event | becomes a leftover | is none any more |
 //! |---|---|---|
 //! | a claim: [late](while_awaited), or its caller has gone | yes | |
-//! | a claim that is granted, or refused for good | | yes |
+//! | a claim that is granted | | yes |
+//! | a claim that is refused for good | | soon |
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
@@ -194,8 +195,8 @@ impl Leftovers {
         self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open);
     }
 
-    /// It never was in the store, and is not on its way, or somebody here has it.
-    pub(super) fn never_were(&self, key: &Key, token: Token) {
+    /// Somebody here has it, or keeps its place.
+    pub(super) fn taken(&self, key: &Key, token: Token) {
         let mut noted = self.noted.lock();
         if let Some(of_key) = noted.by_key.get_mut(key) {
             of_key.left.retain(|it| it.token != token);
@@ -204,7 +205,7 @@ impl Leftovers {
         }
     }
 
-    /// Its release has found it, or nothing.
+    /// Its release has found it, or nothing. A claim that was refused for good is as one that was found.
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
             if it.token == token {
@@ -277,9 +278,10 @@ impl Leftovers {
         })
     }
 
-    /// What may be left of any of these keys. What is gone counts only for who has asked `since` an earlier time.
-    pub(super) fn of(&self, keys: Keys<'_>, since: Instant) -> Left {
-        let counts = |it: &&Leftover| it.counts() && !(it.is_gone && it.noted < since);
+    /// What may be left of any of these keys, but for these tokens. What is gone counts only for who has asked `since`
+    /// an earlier time.
+    pub(super) fn of(&self, keys: Keys<'_>, since: Instant, but: &[Token]) -> Left {
+        let counts = |it: &&Leftover| it.counts() && !(it.is_gone && it.noted < since) && !but.contains(&it.token);
         let mut most = Left::Nothing;
         let mut seen = Vec::new();
         self.noted.lock().each(keys, |of_key| {
@@ -316,8 +318,8 @@ mod tests {
         for token in tokens {
             leftovers.note(&a, token);
         }
-        let of = |key: &Key| leftovers.of(Keys::These(slice::from_ref(key)), started());
-        assert_eq!(leftovers.of(Keys::These(&[b.clone(), a.clone()]), started()), Left::Perhaps);
+        let of = |key: &Key| leftovers.of(Keys::These(slice::from_ref(key)), started(), &[]);
+        assert_eq!(leftovers.of(Keys::These(&[b.clone(), a.clone()]), started(), &[]), Left::Perhaps);
         assert_eq!(of(&b), Left::Nothing);
         assert!(
             !leftovers.recognises(&a, tokens[0])
@@ -326,9 +328,9 @@ mod tests {
         );
         leftovers.note(&b, tokens[0]);
         leftovers.note(&b, tokens[1]);
-        leftovers.never_were(&b, tokens[0]);
+        leftovers.taken(&b, tokens[0]);
         assert_eq!(of(&b), Left::Perhaps);
-        leftovers.never_were(&b, tokens[1]);
+        leftovers.taken(&b, tokens[1]);
         assert_eq!(of(&b), Left::Nothing);
         tokio::time::advance(LASTS).await;
         assert_eq!(of(&a), Left::Nothing);
@@ -340,8 +342,8 @@ mod tests {
         for key in ["c", "c.d/1", "c/d", "c/d/1", "c/d/e/1", "c/dd"] {
             leftovers.note(&Key::from(key), Token::random());
         }
-        let below =
-            ["c/d/", "c/", "c/d/e/", "", "c/d/1", "c/d/1/", "c/e/"].map(|it| leftovers.of(Keys::Below(it), started()));
+        let below = ["c/d/", "c/", "c/d/e/", "", "c/d/1", "c/d/1/", "c/e/"]
+            .map(|it| leftovers.of(Keys::Below(it), started(), &[]));
         let (yes, no) = (Left::Perhaps, Left::Nothing);
         assert_eq!(below, [yes, yes, yes, yes, yes, no, no]);
     }
@@ -349,7 +351,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_is_absent_for_what_was_asked_since_until_it_is_seen() {
         let (leftovers, key) = (Leftovers::default(), Key::from("k"));
-        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started());
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]);
         let [first, second] = [(); 2].map(|()| Token::random());
         let before = Instant::now();
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -373,7 +375,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_a_release_has_found_counts_until_what_was_asked_before_is_answered() {
         let (leftovers, key, token) = (Leftovers::default(), Key::from("k"), Token::random());
-        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started());
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]);
         leftovers.note_answered(&key, token);
         leftovers.released(&key, token, false);
         assert_eq!(of(), Left::Absent);
@@ -384,7 +386,7 @@ mod tests {
         leftovers.released(&key, token, true);
         assert!(leftovers.recognises(&key, token));
         assert_eq!(of(), Left::Absent);
-        let of_later = || leftovers.of(Keys::These(slice::from_ref(&key)), Instant::now());
+        let of_later = || leftovers.of(Keys::These(slice::from_ref(&key)), Instant::now(), &[]);
         assert_eq!(of_later(), Left::Absent, "it was asked at that moment");
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(of_later(), Left::Nothing);
@@ -408,7 +410,7 @@ mod tests {
         leftovers.note_answered(&key, second);
         leftovers.released(&key, first, true);
         leftovers.released(&key, second, false);
-        assert_eq!(leftovers.of(Keys::These(&[key]), started()), Left::Absent);
+        assert_eq!(leftovers.of(Keys::These(&[key]), started(), &[]), Left::Absent);
     }
 
     #[tokio::test(start_paused = true)]
@@ -526,7 +528,7 @@ mod refusals {
         let (store, here, _) = pair();
         let lease = here.lease("k").acquire().await.unwrap();
         store.steal("k");
-        let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started());
+        let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]);
         assert_eq!(of(), Left::Nothing);
         lease.release().await.unwrap();
         assert_eq!(of(), Left::Nothing);
@@ -553,8 +555,8 @@ mod refusals {
                 }
             }
             let left = if is_seen { Left::Perhaps } else { Left::Absent };
-            assert_eq!(leftovers.of(Keys::These(slice::from_ref(&key)), started()), left);
-            leftovers.never_were(&key, lease.kept.token);
+            assert_eq!(leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]), left);
+            leftovers.taken(&key, lease.kept.token);
         }
     }
 
@@ -739,9 +741,9 @@ mod refusals {
         leases.store().fail(Call::Acquire, [failed(Fault::Serialization)]);
         drop(leases.all(["a", "b"]).try_acquire().await.unwrap().expect("it is asked again"));
         let keys = ["a", "b"].map(Key::from);
-        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started()), Left::Absent);
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started(), &[]), Left::Absent);
         sleep(GONE_LASTS).await;
-        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started()), Left::Nothing);
+        assert_eq!(leases.0.leftovers.of(Keys::These(&keys), started(), &[]), Left::Nothing);
     }
 
     /// A store whose batches take nothing.
@@ -777,7 +779,7 @@ mod refusals {
         }
         assert!(tries.join_all().await.into_iter().all(|it| it));
         sleep(SECOND).await;
-        assert_eq!(here.0.leftovers.of(Keys::These(&keys), started()), Left::Nothing);
+        assert_eq!(here.0.leftovers.of(Keys::These(&keys), started(), &[]), Left::Nothing);
         assert_eq!(here.store().store.faults().calls(Operation::Release), 0);
     }
 
@@ -962,7 +964,7 @@ mod refusals {
         assert_eq!((here.show("k").await.unwrap(), here.store().calls(Call::Release)), (None, 1), "precondition");
         sleep(GONE_LASTS).await;
         assert!(
-            here.0.leftovers.of(Keys::These(&[Key::from("k")]), started()) == Left::Nothing,
+            here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]) == Left::Nothing,
             "a note is left, though its release was answered"
         );
     }
@@ -978,7 +980,7 @@ mod refusals {
         }
         sleep(GONE_LASTS).await;
         assert!(
-            here.0.leftovers.of(Keys::Below("k/permit/"), started()) == Left::Nothing,
+            here.0.leftovers.of(Keys::Below("k/permit/"), started(), &[]) == Left::Nothing,
             "a note is left, though its release was answered"
         );
     }

@@ -160,7 +160,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let (pending, started) = (Pending::default(), Instant::now());
             let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
             let outcome = understood(&pending, outcome);
-            if matches!(outcome, Ok(Outcome::Held { .. })) && self.left(started) > Left::Nothing {
+            if matches!(outcome, Ok(Outcome::Held { .. })) && self.left(started, again) > Left::Nothing {
                 // Boxed, as all that is rare: the future of every caller has room for what is not.
                 match Box::pin(self.refusal(&pending, started, Refused::Held, again)).await {
                     Ok(until) => again = Some(until),

@@ -14,7 +14,7 @@ use crate::{
         store::{LeaseRecord, LeaseStore},
     },
     mutex::Mutex,
-    value::{error::Error, fence::Fence, key::Key},
+    value::{error::Error, fence::Fence, key::Key, token::Token},
 };
 
 /// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
@@ -207,14 +207,17 @@ impl<S: LeaseStore> Pending<S> {
         (*expires <= Instant::now()).then(|| holder.clone())
     }
 
-    /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
-    pub(super) async fn release(&self) {
-        drop(self.take_place_in_store());
+    /// Releases what was taken while waiting, so that it blocks no other request after this one is answered. Returns
+    /// its tokens.
+    pub(super) async fn release(&self) -> Vec<Token> {
+        let place = self.take_place_in_store();
         let leases: Vec<_> = {
             let mut taken = self.taken.lock();
             let Taken { ticket, gate, gathered, .. } = &mut *taken;
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
+        let tokens = leases.iter().map(|it| it.kept.token).chain(place.as_ref().map(|it| it.token())).collect();
+        drop(place);
         for lease in &leases {
             note_ending(&lease.inner, &lease.kept);
         }
@@ -225,6 +228,7 @@ impl<S: LeaseStore> Pending<S> {
         };
         // A release that takes longer continues in the background.
         drop(timeout(RELEASE_LIMIT, releases).await);
+        tokens
     }
 }
 
@@ -249,7 +253,7 @@ mod tests {
 
     use tokio::time::sleep;
 
-    use crate::{lease::store::LeaseInfo, testing::MemoryStore, value::token::Token};
+    use crate::{lease::store::LeaseInfo, testing::MemoryStore};
 
     use super::*;
 

@@ -8,12 +8,7 @@
 //! waiting loop that another transaction undid, unless a leftover may be that transaction: then only a visible holder
 //! is an answer.
 
-use std::{
-    error::Error as StdError,
-    iter::successors,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{error::Error as StdError, iter::successors, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -33,6 +28,7 @@ use crate::{
     value::{
         error::{Error, Fault, Result},
         holder::Holder,
+        token::Token,
     },
 };
 
@@ -107,9 +103,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NotFirst { .. } => started.checked_sub(GONE_LASTS).unwrap_or(started),
             Refused::Held | Refused::NoAnswer => started,
         };
+        let left = self.left(since, again);
         // What the request itself took is in nobody's way but that of others.
-        let left = self.left(since).max(again.map_or(Left::Nothing, |it| it.left));
-        pending.release().await;
+        let own = pending.release().await;
+        let left_until_now = || left.max(self.left_but(&own, since));
         let waited = started.elapsed();
         let in_the_way = pending.in_the_way();
         let answered = match refused {
@@ -125,24 +122,15 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::Held if !is_known => FIRST_ANSWER,
             Refused::Held | Refused::NoAnswer => QUICK,
         };
-        let (saw_ours, left_before) = (AtomicBool::new(false), self.left(since));
-        let look = match timeout(limit, self.current_holder(pending, refused, left, &saw_ours)).await {
+        let look = match timeout(limit, self.current_holder(pending, refused, &left_until_now)).await {
             Ok(Ok(Some(held))) => Look::Held(held),
             Ok(Ok(None)) => Look::Free,
             Ok(Err(err)) if err.is_transient() => Look::Undone,
             Ok(Err(err)) => Look::Failed(err),
             Err(_) => Look::Silent,
         };
-        // A leftover that arrives late was known to be absent. What is left since the look began has been in the way.
-        let left_now = self.left(since);
-        let saw_ours = saw_ours.into_inner() && left_now == Left::Perhaps;
-        let left = if saw_ours {
-            Left::Perhaps
-        } else if left_now > left_before {
-            left.max(left_now)
-        } else {
-            left
-        };
+        // What was on its way may have become late meanwhile, and what was known to be absent may have arrived.
+        let left = left_until_now();
         let was_answered = matches!(look, Look::Held(_) | Look::Free | Look::Undone);
         // Who held it before an outage may be long gone.
         let is_away = self.inner.store().unreachable_for().is_some_and(|it| it >= FIRST_ANSWER);
@@ -160,11 +148,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 if may_be_ours {
                     self.are_gone_by(until).await;
                 }
-                return Ok(Again { until, left: self.left(Instant::now()) });
+                return Ok(Again { until, left: self.left_now() });
             }
             _ if may_be_ours && answered && refused != Refused::NoAnswer => {
                 if (again.is_none() || was_answered) && self.are_gone_by(until).await {
-                    return Ok(Again { until, left: self.left(Instant::now()) });
+                    return Ok(Again { until, left: self.left_now() });
                 }
                 return Err(Error::database(ACQUIRING, self.keys().first(), Fault::Unavailable, MayBeOurs));
             }
@@ -181,19 +169,28 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// lease that is lost may keep it.
     async fn are_gone_by(&self, until: Instant) -> bool {
         let now = Instant::now();
-        let are_gone = self.inner.leftovers.until(|| self.left(Instant::now()) != Left::Perhaps);
+        let are_gone = self.inner.leftovers.until(|| self.left_now() != Left::Perhaps);
         if now >= until || timeout_at(until.min(now + QUICK), are_gone).await.is_err() && Instant::now() >= until {
             return false;
         }
-        if self.left(Instant::now()) == Left::Unseen {
+        if self.left_now() == Left::Unseen {
             sleep(BUSY_PAUSE).await;
         }
         true
     }
 
-    /// What this process may have left of what the request needs, also what is gone since this time.
-    pub(super) fn left(&self, since: Instant) -> Left {
-        let of = |keys| self.inner.leftovers.of(keys, since);
+    /// What this process may have left of what the request needs, also what is gone since this time, and what was left
+    /// when it began to ask again.
+    pub(super) fn left(&self, since: Instant, again: Option<Again>) -> Left {
+        self.left_but(&[], since).max(again.map_or(Left::Nothing, |it| it.left))
+    }
+
+    fn left_now(&self) -> Left {
+        self.left_but(&[], Instant::now())
+    }
+
+    fn left_but(&self, own: &[Token], since: Instant) -> Left {
+        let of = |keys| self.inner.leftovers.of(keys, since, own);
         match &self.mode {
             Mode::Exclusive | Mode::All(_) | Mode::Any(_) => of(Keys::These(self.keys())),
             Mode::Permit(_) | Mode::Permits { .. } => of(Keys::Below(&self.permits())),
@@ -223,29 +220,27 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The current holder of the requested lease, who is no leftover of this process: `saw_ours` tells of those. Where
-    /// something is `left`, no request of it that waits counts either. Where the store has not refused the request, or
+    /// The current holder of the requested lease, who is no leftover of this process. Where something is `left` when it
+    /// is seen, no request of this process that waits counts either. Where the store has not refused the request, or
     /// something is left, only holders count who leave too few permits.
     async fn current_holder(
         &self,
         pending: &Pending<S>,
         refused: Refused,
-        left: Left,
-        saw_ours: &AtomicBool,
+        left: &(dyn Fn() -> Left + Sync),
     ) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         let is_other = |it: &LeaseRecord| {
             let is_leftover = self.inner.leftovers.recognises(&it.info.key, it.token);
-            saw_ours.fetch_or(is_leftover, Ordering::Relaxed);
             let waits = || self.inner.keeper.kept(it.token).is_some_and(|it| !it.is_delivered());
-            !(is_leftover || left > Left::Nothing && waits())
+            !(is_leftover || left() > Left::Nothing && waits())
         };
         // The last one of so many holders, so that nobody is named if there are fewer.
         let of_permits = async |of: u32, least: u32| {
             let prefix = self.permits();
             let mut others = self.list(&prefix, MAX_PERMITS).await?;
             others.retain(|it| number(&it.info.key, &prefix, of).is_some() && is_other(it));
-            let least = if refused == Refused::Held && left == Left::Nothing { 1 } else { least };
+            let least = if refused == Refused::Held && left() == Left::Nothing { 1 } else { least };
             Ok::<_, Error>(others.into_iter().nth(usize::try_from(least - 1).unwrap_or(usize::MAX)))
         };
         Ok(match &self.mode {
@@ -453,34 +448,45 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_becomes_late_during_the_last_look_is_no_other_holder() {
-        let leases = leases();
-        let (millis, faults) = (Duration::from_millis, leases.store().faults());
-        // Granted after 400 ms, and answered after 800 ms.
-        faults.script(Operation::Acquire, [Failure::Slow(millis(800))]);
-        let first = tokio::spawn(leases.all(["k", "k2"]).acquire());
-        tokio::time::sleep(FIRST_ANSWER - QUICK / 2).await;
-        faults.script(Operation::Look, [Failure::Silent]);
-        let err = leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
-        assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
-        drop(first.await.unwrap().unwrap());
+    async fn a_claim_that_becomes_late_at_the_end_of_a_wait_is_no_other_holder() {
+        for fair in [false, true] {
+            let leases = leases();
+            let (millis, faults) = (Duration::from_millis, leases.store().faults());
+            // Granted after 400 ms, and answered after 800 ms.
+            faults.script(Operation::Acquire, [Failure::Slow(millis(800))]);
+            let first = tokio::spawn(leases.all(["k", "k2"]).acquire());
+            tokio::time::sleep(millis(475)).await;
+            faults.script(Operation::Look, [Failure::Silent]);
+            // It becomes late during the last look, or before, while the request gives back its ticket.
+            faults.script(Operation::Release, [Failure::Slow(QUICK)]);
+            let request = if fair { leases.lease("k").fair() } else { leases.lease("k") };
+            let err = request.wait(Duration::ZERO).acquire().await.unwrap_err();
+            assert!(matches!(err, Error::Contended { holder: Some(_), .. }), "it asks until somebody has it: {err:?}");
+            drop(first.await.unwrap().unwrap());
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_goes_while_a_request_asks_again_is_no_other_holder() {
-        let leases = Leases::new(Scripted::new(Profile::default()));
-        let (key, token) = (Key::from("k"), Token::random());
-        leases.0.leftovers.note(&key, token);
-        leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
-        let goes = async {
-            // Its second claim is on its way.
-            tokio::time::sleep(QUICK + Duration::from_millis(7)).await;
-            assert_eq!(leases.store().calls(Call::Acquire), 2);
-            leases.0.leftovers.released(&key, token, true);
-            leases.store().free(Call::Acquire);
-        };
-        let (acquired, ()) = tokio::join!(leases.lease("k").try_acquire(), goes);
-        assert!(acquired.unwrap().is_some());
+        for is_taken in [false, true] {
+            let leases = Leases::new(Scripted::new(Profile::default()));
+            let (key, token, leftovers) = (Key::from("k"), Token::random(), &leases.0.leftovers);
+            leftovers.note(&key, token);
+            leases.store().fail(Call::Acquire, (0..1000).map(|_| failed(Fault::Serialization)));
+            let goes = async {
+                // Its second claim is on its way.
+                tokio::time::sleep(QUICK + Duration::from_millis(7)).await;
+                assert_eq!(leases.store().calls(Call::Acquire), 2);
+                if is_taken {
+                    leftovers.taken(&key, token);
+                } else {
+                    leftovers.released(&key, token, true);
+                }
+                leases.store().free(Call::Acquire);
+            };
+            let (acquired, ()) = tokio::join!(leases.lease("k").try_acquire(), goes);
+            assert!(acquired.unwrap().is_some());
+        }
     }
 
     #[tokio::test(start_paused = true)]
