@@ -4,8 +4,7 @@
 //! | event | becomes a leftover | is none any more |
 //! |---|---|---|
 //! | a claim: [late](while_awaited), or its caller has gone | yes | |
-//! | a claim that is granted | | yes |
-//! | a claim that is refused for good | | soon |
+//! | a claim that is granted, or refused for good | | yes |
 //! | a claim of which something may be left ([`claim`](super::request)) | yes | |
 //! | claims of several leases that others undid | where it is seen | |
 //! | a lease that no caller got, and whose release begins | yes | |
@@ -195,8 +194,8 @@ impl Leftovers {
         self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open);
     }
 
-    /// Somebody here has it, or keeps its place.
-    pub(super) fn taken(&self, key: &Key, token: Token) {
+    /// It never was in the store, and is not on its way, or somebody here has it.
+    pub(super) fn never_were(&self, key: &Key, token: Token) {
         let mut noted = self.noted.lock();
         if let Some(of_key) = noted.by_key.get_mut(key) {
             of_key.left.retain(|it| it.token != token);
@@ -205,7 +204,7 @@ impl Leftovers {
         }
     }
 
-    /// Its release has found it, or nothing. A claim that was refused for good is as one that was found.
+    /// Its release has found it, or nothing.
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
             if it.token == token {
@@ -328,9 +327,9 @@ mod tests {
         );
         leftovers.note(&b, tokens[0]);
         leftovers.note(&b, tokens[1]);
-        leftovers.taken(&b, tokens[0]);
+        leftovers.never_were(&b, tokens[0]);
         assert_eq!(of(&b), Left::Perhaps);
-        leftovers.taken(&b, tokens[1]);
+        leftovers.never_were(&b, tokens[1]);
         assert_eq!(of(&b), Left::Nothing);
         tokio::time::advance(LASTS).await;
         assert_eq!(of(&a), Left::Nothing);
@@ -556,7 +555,7 @@ mod refusals {
             }
             let left = if is_seen { Left::Perhaps } else { Left::Absent };
             assert_eq!(leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]), left);
-            leftovers.taken(&key, lease.kept.token);
+            leftovers.never_were(&key, lease.kept.token);
         }
     }
 

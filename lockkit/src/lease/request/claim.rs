@@ -102,9 +102,8 @@ pub(super) async fn attempt<S: LeaseStore>(
             _ => Kind::Several,
         };
         let fate = kind.fate(&answer);
-        let is_granted = matches!(answer, Ok(Some(AcquiredAll::Granted(_))));
-        sent.answered(fate, is_granted);
-        if is_granted {
+        sent.answered(fate);
+        if let Ok(Some(AcquiredAll::Granted(_))) = &answer {
             for claim in claims {
                 inner.leftovers.absent(&claim.key, begun);
             }
@@ -178,15 +177,10 @@ impl<S: LeaseStore> Sent<S> {
         }
     }
 
-    fn answered(&self, fate: Fate, is_granted: bool) {
+    fn answered(&self, fate: Fate) {
         *self.is_answered.lock() = true;
-        for Claim { key, token, .. } in &self.claims {
-            match fate {
-                // They may have been in the way of who asked before.
-                Fate::Settled if !is_granted => self.inner.leftovers.released(key, *token, true),
-                Fate::Settled | Fate::KeepsPlace => self.inner.leftovers.taken(key, *token),
-                Fate::Released => {}
-            }
+        if fate != Fate::Released {
+            self.claims.iter().for_each(|it| self.inner.leftovers.never_were(&it.key, it.token));
         }
     }
 
@@ -456,21 +450,6 @@ mod tests {
             timeout(SECOND / 100, request.try_acquire()).await.ok();
             assert_eq!(leases.0.leftovers.of(Keys::These(&["a".into()]), asked, &[]), left, "{fault:?}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn claims_that_were_late_and_then_refused_were_in_the_way_of_who_asked_before() {
-        let store = MemoryStore::new();
-        let (here, there) = (Leases::new(store.client()), Leases::new(store));
-        let _lease = there.lease("b").acquire().await.unwrap();
-        here.store().faults().script(Operation::Acquire, [Failure::Slow(2 * SECOND)]);
-        let asking = tokio::spawn(here.all(["a", "b"]).try_acquire());
-        sleep(SECOND).await;
-        let asked = Instant::now();
-        assert!(asking.await.unwrap().unwrap().is_none());
-        sleep(SECOND / 1000).await;
-        let left = |since| here.0.leftovers.of(Keys::These(&["a".into()]), since, &[]);
-        assert_eq!((left(asked), left(Instant::now())), (Left::Absent, Left::Nothing));
     }
 
     #[tokio::test(start_paused = true)]

@@ -467,8 +467,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_answer_that_takes_longer_than_that_is_an_answer() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store));
+        let _lease = there.lease("k").acquire().await.unwrap();
+        here.store().faults().slow(FIRST_ANSWER + QUICK);
+        assert!(here.lease("k").try_acquire().await.unwrap().is_none());
+        let err = here.lease("k").wait(2 * SECOND).acquire().await.unwrap_err();
+        assert!(err.is_contended(), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_goes_while_a_request_asks_again_is_no_other_holder() {
-        for is_taken in [false, true] {
+        for never_was in [false, true] {
             let leases = Leases::new(Scripted::new(Profile::default()));
             let (key, token, leftovers) = (Key::from("k"), Token::random(), &leases.0.leftovers);
             leftovers.note(&key, token);
@@ -477,8 +488,8 @@ mod tests {
                 // Its second claim is on its way.
                 tokio::time::sleep(QUICK + Duration::from_millis(7)).await;
                 assert_eq!(leases.store().calls(Call::Acquire), 2);
-                if is_taken {
-                    leftovers.taken(&key, token);
+                if never_was {
+                    leftovers.never_were(&key, token);
                 } else {
                     leftovers.released(&key, token, true);
                 }
