@@ -233,7 +233,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let is_other = |it: &LeaseRecord| {
             let is_leftover = self.inner.leftovers.recognises(&it.info.key, it.token);
             let waits = || self.inner.keeper.kept(it.token).is_some_and(|it| !it.is_delivered());
-            !(is_leftover || left() > Left::Nothing && waits())
+            // Few are, and what is left is looked for among all keys.
+            !(is_leftover || waits() && left() > Left::Nothing)
         };
         // The last one of so many holders, so that nobody is named if there are fewer.
         let of_permits = async |of: u32, least: u32| {
