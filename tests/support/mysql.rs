@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use sqlx::{Connection, MySqlConnection, Result};
+use tokio::time::sleep;
 use url::Url;
 
 use crate::throwaway::{GALERA_NODES, GROUP_MEMBERS, SharedServer};
@@ -51,15 +52,20 @@ pub trait Cluster: Server<DB = sqlx::MySql> {
 
     /// A connection to this node on which each statement waits for what all nodes have committed before it.
     ///
+    /// A node gets a minute for it. It lacks the database while it joins, and one of Galera that has no majority at the
+    /// moment, for instance because a busy machine held it up, answers error 1205 at once.
+    ///
     /// # Errors
-    /// Those of the database.
+    /// The last one of the database.
     fn caught_up(url: &str) -> impl Future<Output = Result<MySqlConnection>> + Send {
         async move {
-            let mut conn = MySqlConnection::connect(url).await?;
-            sqlx::MySql::execute(&mut conn, Self::CATCHES_UP).await?;
-            // A wait of its own: a table that is not there yet is an error.
-            sqlx::MySql::execute(&mut conn, "SELECT 1").await?;
-            Ok(conn)
+            let deadline = Instant::now() + Duration::from_mins(1);
+            loop {
+                match catch_up(url, Self::CATCHES_UP).await {
+                    Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(50)).await,
+                    result => return result,
+                }
+            }
         }
     }
 }
@@ -136,9 +142,7 @@ impl Server for Galera {
 
     async fn create_database() -> String {
         let url = GALERA.create_database::<sqlx::MySql>().await;
-        for node in Self::nodes(&url) {
-            wait_for_node::<Self>(&node).await;
-        }
+        wait_for_nodes::<Self>(&url).await;
         url
     }
 
@@ -168,9 +172,7 @@ impl Server for Group {
             join(&node).await;
         }
         let url = GROUP.create_database::<sqlx::MySql>().await;
-        for node in Self::nodes(&url) {
-            wait_for_node::<Self>(&node).await;
-        }
+        wait_for_nodes::<Self>(&url).await;
         url
     }
 
@@ -202,19 +204,22 @@ async fn join(url: &str) {
             Ok(state) if state == "ONLINE" => return,
             state => assert!(Instant::now() < deadline, "{url} is not in the group: {state:?}"),
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Waits until the node has the database and takes statements.
-async fn wait_for_node<S: Cluster>(url: &str) {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    loop {
-        match S::caught_up(url).await {
-            Ok(_) => return,
-            Err(err) => assert!(Instant::now() < deadline, "{url} is not ready: {err}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+async fn catch_up(url: &str, catches_up: &str) -> Result<MySqlConnection> {
+    let mut conn = MySqlConnection::connect(url).await?;
+    sqlx::MySql::execute(&mut conn, catches_up).await?;
+    // A wait of its own: a table that is not there yet is an error.
+    sqlx::MySql::execute(&mut conn, "SELECT 1").await?;
+    Ok(conn)
+}
+
+/// Waits until each node has the database and takes statements.
+async fn wait_for_nodes<S: Cluster>(url: &str) {
+    for node in S::nodes(url) {
+        S::caught_up(&node).await.unwrap_or_else(|err| panic!("{node} is not ready: {err}"));
     }
 }
 

@@ -119,7 +119,7 @@ impl Site {
 pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Result<Lane> {
     let Plan { fault, lasts, heals, processes, ttl } = *plan;
     let (url, workers) = site.database::<S>(name).await?;
-    prepare::<S>(&url).await?;
+    prepare::<S>(&url).await.context("making the tables")?;
     catch_up::<S>(&url).await?;
     let led = match site {
         Site::Cluster(cluster) => {
@@ -215,7 +215,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         ended,
         ..History::default()
     };
-    read_database::<S>(&url, &mut history).await?;
+    read_database::<S>(&url, &mut history).await.context("reading what the workers left")?;
     let violations = oracle::judge(&history, fault.excuses::<S>(engine));
     let controls = oracle::controls(&history);
     site.forget::<S>(name).await?;

@@ -228,7 +228,7 @@ pub(crate) async fn execute<S: Rig>(url: &str, sql: &str) -> Result<u64> {
 pub(crate) async fn catch_up<S: Rig>(url: &str) -> Result<()> {
     if S::NODES > 1 {
         for node in nodes::<S>(url)? {
-            Galera::caught_up(&node).await?;
+            Galera::caught_up(&node).await.with_context(|| format!("{node} does not catch up"))?;
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use lockkit_store_servers::folder_for_data;
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use sqlx::{Connection as _, MySqlConnection};
-use support::{MySql, Server as _, throwaway};
+use support::{Cluster as _, Group, MySql, Server as _, throwaway};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -352,10 +352,7 @@ impl Cluster {
     pub(crate) async fn catch_up(&self) -> Result<()> {
         if self.engine.has_several_primaries() {
             for member in self.members.all() {
-                let mut conn = MySqlConnection::connect(&self.members.url(member, "")).await?;
-                MySql::execute(&mut conn, "SET SESSION group_replication_consistency = 'BEFORE'").await?;
-                MySql::execute(&mut conn, "SELECT 1").await?;
-                conn.close().await?;
+                Group::caught_up(&self.members.url(member, "")).await?;
             }
         }
         Ok(())
