@@ -10,6 +10,7 @@ mod drivers;
 mod futures;
 mod layers;
 mod leftovers;
+mod planted;
 mod safety;
 mod statics;
 mod tree;
