@@ -522,6 +522,10 @@ impl Driver for Simulated {
         false
     }
 
+    fn accepts_nobody(_: &sqlx_core::Error) -> bool {
+        false
+    }
+
     async fn migrate(_: &Pool<Self>) -> Result<(), Error> {
         Ok(())
     }

@@ -466,6 +466,27 @@ on_databases! { [postgres]
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
 
+    async fn a_listener_ends_with_its_pool<S>(db: TestDb<S>) {
+        let lease = Leases::new(db.pool.clone()).lease("k").acquire().await.unwrap();
+        let pool = db.pool_of(1).await;
+        let listening = Leases::builder(pool.clone()).listen().build().unwrap();
+        let waiting = spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
+        let listener = "SELECT pid FROM pg_locks JOIN pg_database AS d ON d.oid = database
+            WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+        let pid = loop {
+            if let Some(pid) = db.fetch_i64(listener).await {
+                break pid;
+            }
+            sleep(MILLIS(5)).await;
+        };
+        pool.close().await;
+        while db.fetch_i64(&format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}")).await.is_some() {
+            sleep(MILLIS(5)).await;
+        }
+        drop(waiting.await);
+        drop((listening, lease));
+    }
+
     async fn a_release_notifies_only_listeners<S>(db: TestDb<S>) {
         let mut ears = sqlx::postgres::PgListener::connect_with(&db.pool).await.unwrap();
         ears.listen("lockkit_freed").await.unwrap();

@@ -3,7 +3,7 @@
 use std::{error::Error as _, time::Duration};
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
-use lockkit::{Error, Fault, Leases, LossReason};
+use lockkit::{Error, Fault, Leases, LossReason, NamedLock};
 use sqlx::pool::PoolOptions;
 use support::{Proxy, Server, TestDb, on_every_server, spawn};
 use tokio::time::{Instant, sleep};
@@ -63,6 +63,40 @@ on_every_server! {
         proxy.stall(false);
         leases.lease("k").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();
         assert!(leases.health().is_ready());
+    }
+
+    async fn a_server_that_does_not_answer_is_no_other_holder_of_a_name<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(1).connect(proxy.url()).await.unwrap();
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        proxy.stall(true);
+        let silent = NamedLock::new("k").wait(Duration::from_secs(1)).lock(&mut tx).await.unwrap_err();
+        assert!(matches!(silent, Error::Database { fault: Fault::Unavailable, .. }), "{silent:?}");
+    }
+
+    async fn a_transaction_on_a_silent_connection_begins_within_the_bound_of_the_pool_or_not_at_all<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+        let pool = pool.test_before_acquire(false).connect(proxy.url()).await.unwrap();
+        // Asks the server what it is.
+        lockkit::begin(&pool).await.unwrap().rollback().await.unwrap();
+        // Its pool pings it once more.
+        while pool.num_idle() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        proxy.stall(true);
+        let silent = lockkit::begin(&pool).await.unwrap_err();
+        assert!(matches!(silent, Error::Database { fault: Fault::Unavailable, .. }), "{silent:?}");
+    }
+
+    async fn a_lease_is_renewed_beside_a_full_pool_however_often_it_is<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        let leases = Leases::builder(pool.clone()).ttl(TTL).renew_every(Duration::from_millis(50)).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let all = pool.acquire().await.unwrap();
+        sleep(3 * TTL).await;
+        assert!(lease.is_trusted());
+        drop(all);
     }
 
     async fn a_row_that_an_unanswered_claim_may_have_locked_is_no_sign_of_another_holder<S>(db: TestDb<S>) {

@@ -35,7 +35,7 @@ use crate::{
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 
 /// Lower bound of the limit of an answer, however short the ttl is.
-const LEAST: Duration = Duration::from_millis(500);
+pub(crate) const LEAST: Duration = Duration::from_millis(500);
 
 /// How long a store may take to find out why it did not answer.
 const REASON_LIMIT: Duration = Duration::from_millis(1200);

@@ -87,7 +87,8 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         self
     }
 
-    /// How often to renew a lease. Defaults to a third of its ttl, so two retries fit before expiry.
+    /// How often to renew a lease. Defaults to a third of its ttl, so two retries fit before expiry. A renewal may
+    /// take longer than this: 500 ms, or a third of the ttl if that is less.
     pub fn renew_every(mut self, every: Duration) -> Self {
         self.renew_every = Some(every);
         self

@@ -173,6 +173,9 @@ pub trait Driver: Database {
     /// Whether the user lacks a privilege. Decided by code.
     fn is_denied(err: &sqlx::Error) -> bool;
 
+    /// Whether the server accepts no client, because it starts or ends. Decided by code.
+    fn accepts_nobody(err: &sqlx::Error) -> bool;
+
     /// Applies lockkit's migrations.
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }

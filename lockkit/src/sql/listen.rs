@@ -167,14 +167,21 @@ impl Hold for Running {
     }
 }
 
-async fn listen<DB: ListenOps>(pool: Pool<DB>, mut running: Guard<Running>) {
+/// Listens until no request can wait any more, or the pool is closed.
+async fn listen<DB: ListenOps>(pool: Pool<DB>, running: Guard<Running>) {
+    let mut closed = pool.close_event();
+    // If it is closed, its requests have nothing to listen for.
+    let _ = closed.do_until(listen_again_and_again(&pool, running)).await;
+}
+
+async fn listen_again_and_again<DB: ListenOps>(pool: &Pool<DB>, mut running: Guard<Running>) {
     while !running.listener.interest.is_closed() {
         // What changed while there was no connection needs no statements of its own.
         let Listener { interest, waiting } = &mut running.get_mut().listener;
         while let Ok(changed) = interest.try_recv() {
             note(waiting, changed);
         }
-        if let Err(err) = listen_until_broken::<DB>(&pool, &mut running.get_mut().listener).await {
+        if let Err(err) = listen_until_broken::<DB>(pool, &mut running.get_mut().listener).await {
             tolerated("listening for releases, which are polled for instead", &err);
         }
         sleep(RECONNECT).await;

@@ -6,7 +6,7 @@ use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
-    body::task::until,
+    body::task::{no_answer, until},
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
@@ -175,7 +175,11 @@ impl NamedLock {
             let Some(taken) = until(backstop, DB::named_lock(inside, self.of, &self.key, self.sharing, wait)).await
             else {
                 // The statement has not been answered.
-                return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
+                return Err(if DB::named_ends(self.of, self.sharing, wait) {
+                    no_answer(self.of.taking(), Some(&self.key))
+                } else {
+                    Error::Contended { key: self.key.clone(), waited: waited(), holder: None }
+                });
             };
             let taken = match taken {
                 Ok(Some(granted)) => check_held::<DB>(inside, self.of, &self.key).await.map(|()| Some(granted)),
@@ -305,6 +309,9 @@ pub trait NamedStatements: Database {
         sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<Option<Granted>>> + Send;
+
+    /// Whether the server itself ends this wait in time, so that no answer means a server that is silent.
+    fn named_ends(of: Names, sharing: Sharing, wait: Wait) -> bool;
 
     /// The same as a text with literals, which fails where the lock is not granted within the wait.
     fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String;

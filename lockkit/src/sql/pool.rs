@@ -121,7 +121,7 @@ impl Reach {
         Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)), ..Self::LEASE }
     }
 
-    /// For the renewal of leases, the first of which has this ttl.
+    /// For the renewal of leases, the shortest of which has this ttl.
     pub(super) fn renewal(ttl: Duration) -> Self {
         Self { takes_turns: false, ..Self::lease(ttl) }
     }

@@ -183,6 +183,7 @@ async fn server<DB: Dialect>(pool: &Pool<DB>) -> Option<Server> {
         }
         let said = match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
             Ok(Ok(_)) => Some(Server::Accepts),
+            Ok(Err(err)) if DB::accepts_nobody(&err) => None,
             Ok(Err(sqlx::Error::Database(_))) => Some(Server::Refuses),
             Ok(Err(_)) | Err(_) => None,
         };

@@ -96,9 +96,10 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
+        let ttl = renewals.iter().map(|it| it.ttl).min().unwrap_or(first.ttl);
         let answer = on_living_connection!(
             self,
-            write(self, Reach::renewal(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
+            write(self, Reach::renewal(ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
                 tried!(tries, DB::lease_renew(conn, renewals))
             }),
             // The one before may have rows locked, which this one has then skipped.

@@ -190,10 +190,12 @@ impl<DB: Dialect> Opening<DB> {
         let Terms { wait, deadline, started, at } = terms;
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
         let mut session = before;
-        let begun = DB::begin(&mut conn.get_mut().conn, pool, &mut session, Wait::within(wait, left)).await;
+        let limit = if DB::IS_REMOTE { pool.options().get_acquire_timeout() } else { Duration::MAX };
+        let sent = DB::begin(&mut conn.get_mut().conn, pool, &mut session, Wait::within(wait, left));
+        let Ok(begun) = timeout(limit, sent).await else { return Err(no_answer(BEGINNING, None)) };
         match begun {
             Ok(()) => Ok(Tx(Guard::new(Open::new(conn.defuse().conn, session, reuse, at)))),
-            Err(err) if DB::fault(&err) == Fault::Contended => {
+            Err(err) if DB::ONE_WRITER && DB::fault(&err) == Fault::Contended => {
                 if DB::is_idle(&mut conn.get_mut().conn).await {
                     // No transaction was begun: the connection can be used again.
                     put_back(conn.defuse().conn, before);

@@ -31,7 +31,7 @@ use tokio::{
 use crate::{
     body::guard::{Guard, Hold},
     lease::{
-        bounded::{Bounded, LIMIT},
+        bounded::{Bounded, LEAST, LIMIT},
         life::{
             kept::{Kept, Wants},
             state::{Effect, Event, Pin},
@@ -593,12 +593,17 @@ fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
     }
 }
 
+/// Time limit of a renewal: the pause until the next one, but enough for another connection where the pool has none.
+fn renewal_limit(kept: &Kept) -> Duration {
+    kept.pause().max(LEAST.min(kept.ttl() / 3))
+}
+
 /// Renews a batch of leases with one statement. After an error the outcome is unknown, and each lease stays trusted
 /// until its current trust ends.
 async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
     let asked = shared.asking(batch, sent);
-    let Some(limit) = asked.iter().map(|it| it.pause()).min() else { return };
+    let Some(limit) = asked.iter().map(|it| renewal_limit(it)).min() else { return };
     let renewals: Vec<_> = asked.iter().map(|it| it.renewal()).collect();
     match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
@@ -795,6 +800,16 @@ mod tests {
         leases.store().faults().partition();
         assert_eq!(lease.lost().await, LossReason::Unreachable);
         assert!((7..=12).contains(&renewals(&leases)), "{}", renewals(&leases));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_take_longer_than_the_pause_between_them_count() {
+        let pause = Duration::from_millis(50);
+        let leases = Leases::builder(MemoryStore::new()).ttl(TTL).renew_every(pause).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        leases.store().faults().slow(8 * pause);
+        sleep(3 * TTL).await;
+        assert!(lease.is_trusted());
     }
 
     #[tokio::test(start_paused = true)]

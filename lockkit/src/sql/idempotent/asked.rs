@@ -21,6 +21,7 @@ use crate::{
         in_step,
         named::{NamedLock, backstop},
         note_answer,
+        starved::answers,
         tx::{Opening, PASS_TX, Terms, Tx, check_begun, check_failed, if_alive, refuse_under_own_lock},
     },
     value::{
@@ -129,7 +130,9 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
             Ok(None) => Ok(Looked::Locked(tx, None)),
             Err(err) => {
                 tx.undo().await;
-                Err(err)
+                // Nobody was seen to have it.
+                let may_be_silent = matches!(err, Error::Contended { holder: None, .. });
+                Err(if may_be_silent && !answers(pool).await { no_answer(LOOKING, Some(key)) } else { err })
             }
         }
     }

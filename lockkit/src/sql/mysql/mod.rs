@@ -93,6 +93,11 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     }
 }
 
+/// The number of the server's error.
+fn number(err: &sqlx::Error) -> Option<u16> {
+    err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number)
+}
+
 /// Whether COMMIT found that the engine had rolled the transaction back for a conflicting one, as a member of a
 /// replication group does for another primary's. Only the text has the engine's own number, before its words.
 fn is_victim(err: &MySqlDatabaseError) -> bool {
@@ -324,8 +329,11 @@ impl Driver for MySql {
 
     fn is_denied(err: &sqlx::Error) -> bool {
         // Access denied to the database, a table or a column.
-        let number = err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number);
-        number.is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
+        number(err).is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
+    }
+
+    fn accepts_nobody(err: &sqlx::Error) -> bool {
+        number(err).is_some_and(|it| matches!(it, 1053 | 3032))
     }
 
     async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {

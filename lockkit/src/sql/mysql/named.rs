@@ -100,6 +100,15 @@ async fn named_lock_within(conn: &mut MySqlConnection, of: Names, key: &Key, sec
     locked.map(drop)
 }
 
+/// Whether a wait is that of one INSERT.
+///
+/// An INSERT that waits for the transaction that inserted the name keeps a gap lock if that is rolled back, and so
+/// would wait for new names of others, and they for it. A named lock meets that once for each name. Nearly each answer
+/// has a new name, so its waiters wait in a SELECT.
+fn waits_in_insert(of: Names, sharing: Sharing) -> bool {
+    (of, sharing) == (Names::Locks, Sharing::Alone)
+}
+
 impl NamedStatements for MySql {
     async fn named_lock(
         conn: &mut MySqlConnection,
@@ -108,10 +117,7 @@ impl NamedStatements for MySql {
         sharing: Sharing,
         wait: Wait,
     ) -> sqlx::Result<Option<Granted>> {
-        // An INSERT that waits for the transaction that inserted the name keeps a gap lock if that is rolled back, and
-        // so would wait for new names of others, and they for it. A named lock meets that once for each name. Nearly
-        // each answer has a new name, so its waiters wait in a SELECT.
-        let inserts = (of, sharing) == (Names::Locks, Sharing::Alone);
+        let inserts = waits_in_insert(of, sharing);
         if inserts && wait == Wait::Unbounded {
             let lock = named!("{}", insert(Names::Locks, ":name"));
             lock.with(&[("name", &key.as_bytes())]).execute(conn).await?;
@@ -146,6 +152,10 @@ impl NamedStatements for MySql {
                 made => return made.map(|made| Some(granted(&made))),
             }
         }
+    }
+
+    fn named_ends(of: Names, sharing: Sharing, wait: Wait) -> bool {
+        waits_in_insert(of, sharing) && matches!(wait, Wait::AtMost(bound) if bound.as_secs() > 0)
     }
 
     fn named_text(of: Names, key: &Key, _sharing: Sharing, wait: Wait) -> String {

@@ -266,6 +266,11 @@ impl Driver for Postgres {
         err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| it == "42501")
     }
 
+    fn accepts_nobody(err: &sqlx::Error) -> bool {
+        let code = err.as_database_error().and_then(DatabaseError::code);
+        code.is_some_and(|it| matches!(&*it, "57P01" | "57P02" | "57P03"))
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
         migrate::migrate(pool).await
     }

@@ -102,6 +102,11 @@ impl NamedStatements for Postgres {
         Ok(is_locked.then_some(Granted::Known))
     }
 
+    fn named_ends(of: Names, _sharing: Sharing, _wait: Wait) -> bool {
+        // An answer also has a row, which may be locked without the lock.
+        of == Names::Locks
+    }
+
     fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String {
         let number = format!("CAST('{}' AS bigint)", number(of, key));
         let sql = match (wait, sharing) {

@@ -243,6 +243,10 @@ impl Driver for Sqlite {
         false
     }
 
+    fn accepts_nobody(_err: &sqlx::Error) -> bool {
+        false
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
         migrate::migrate(pool).await
     }

@@ -24,6 +24,10 @@ impl NamedStatements for Sqlite {
         Ok(Some(Granted::Known))
     }
 
+    fn named_ends(_of: Names, _sharing: Sharing, _wait: Wait) -> bool {
+        true
+    }
+
     fn named_text(_of: Names, _key: &Key, _sharing: Sharing, _wait: Wait) -> String {
         // The busy timeout of the connection cannot be restored by a statement.
         LOCK.to_owned()
