@@ -167,7 +167,9 @@ async fn checked_out<DB: Dialect>(
         }
         Err(sqlx::Error::PoolTimedOut) => {
             let starved = if is_about_lease { leases_starved(pool).await } else { starved(pool).await };
-            Err(starved.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
+            let failed = || failed::<DB>(doing, key, sqlx::Error::PoolTimedOut);
+            // A request for a lease asks again where no answer came.
+            Err(starved.unwrap_or_else(|| if is_about_lease { no_answer(doing, key) } else { failed() }))
         }
         Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
     }

@@ -190,7 +190,7 @@ impl<DB: Dialect> Opening<DB> {
         let Terms { wait, deadline, started, at } = terms;
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
         let mut session = before;
-        let limit = if DB::IS_REMOTE { pool.options().get_acquire_timeout() } else { Duration::MAX };
+        let limit = if DB::IS_REMOTE { pool.options().get_acquire_timeout().max(PROBE_LIMIT) } else { Duration::MAX };
         let sent = DB::begin(&mut conn.get_mut().conn, pool, &mut session, Wait::within(wait, left));
         let Ok(begun) = timeout(limit, sent).await else { return Err(no_answer(BEGINNING, None)) };
         match begun {
@@ -361,6 +361,11 @@ impl<DB: Dialect> Tx<DB> {
                 Err(err)
             }
         }
+    }
+
+    /// Whether the last statement of lockkit has no answer yet.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.0.step == Step::Querying
     }
 
     /// Rolls back after another failure, which is the error that the caller reports. If the rollback fails, the
@@ -578,8 +583,8 @@ struct Open<DB: Dialect> {
     runtime: Handle,
 }
 
-/// What is known of the statements on a connection. Only matters where the driver does not [keep
-/// step](crate::sql::Driver::KEEPS_STEP).
+/// What is known of the statements on a connection. Where the driver does not [keep
+/// step](crate::sql::Driver::KEEPS_STEP), it decides whether the connection can still be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     /// All of them were answered.

@@ -647,7 +647,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
 }
 
 fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
-    let pause = (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    let pause = (renewal_limit(kept) / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     shared.reschedule(kept.token, (Instant::now() + pause).min(kept.until()));
 }
 

@@ -129,10 +129,10 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
             Ok(Some(Found::Begun(earlier))) => Ok(Looked::Locked(tx, Some(earlier))),
             Ok(None) => Ok(Looked::Locked(tx, None)),
             Err(err) => {
+                let is_unanswered = tx.is_unanswered();
                 tx.undo().await;
-                // Nobody was seen to have it.
-                let may_be_silent = matches!(err, Error::Contended { holder: None, .. });
-                Err(if may_be_silent && !answers(pool).await { no_answer(LOOKING, Some(key)) } else { err })
+                let is_silent = is_unanswered && matches!(err, Error::Contended { .. }) && !answers(pool).await;
+                Err(if is_silent { no_answer(LOOKING, Some(key)) } else { err })
             }
         }
     }
