@@ -471,10 +471,9 @@ on_databases! { [postgres]
         let pool = db.pool_of(1).await;
         let listening = Leases::builder(pool.clone()).listen().build().unwrap();
         let waiting = spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
-        let listener = "SELECT pid FROM pg_locks JOIN pg_database AS d ON d.oid = database
-            WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+        let listener = WAITERS_LOCKS.replace("COUNT(*)", "pid");
         let pid = loop {
-            if let Some(pid) = db.fetch_i64(listener).await {
+            if let Some(pid) = db.fetch_i64(&listener).await {
                 break pid;
             }
             sleep(MILLIS(5)).await;
