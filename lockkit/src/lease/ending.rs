@@ -105,7 +105,7 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 }
 
 /// Releases the lease. Waits for a transaction that pins it.
-pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
+pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
@@ -121,7 +121,7 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
 }
 
 /// Releases the lease of a request that does not deliver it: at once, and without waking waiters.
-pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
+pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) -> Result<()> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
@@ -132,9 +132,9 @@ pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &K
 }
 
 /// The lease is released now, or soon. No caller got it, or what was sent before may have its row locked.
-pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
-    if kept.is_open() {
-        inner.leftovers.note(&kept.key, kept.token);
+pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) {
+    if let Some(last_open) = kept.last_open() {
+        inner.leftovers.note_ending(kept, last_open);
     } else if !kept.is_delivered() {
         inner.leftovers.note_answered(&kept.key, kept.token);
     }

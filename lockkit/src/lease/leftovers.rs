@@ -10,6 +10,7 @@
 //! | a lease that no caller got, and whose release begins | yes | |
 //! | a lease that is lost, and pinned or with a call that has no answer | where it is asked for | |
 //! | a lease whose release begins, and a call that locks its row has no answer | yes | |
+//! | that call is answered, and a transaction of this process pins the lease | | yes: the transaction holds it |
 //! | a lease that was pinned, and whose release has not found it | yes | |
 //! | the release or commit of a caller's lease, without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
@@ -96,7 +97,7 @@ pub(super) enum Left {
     Perhaps,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Leftover {
     token: Token,
     /// When it was last known that it may be in the store.
@@ -104,8 +105,18 @@ struct Leftover {
     left: Left,
     /// A call of it has no answer.
     is_open: bool,
+    /// Only that call makes it a leftover.
+    ending: Option<Ending>,
     /// Its release has found it.
     is_gone: bool,
+}
+
+/// A lease whose release began while a call had no answer.
+#[derive(Debug, Clone)]
+struct Ending {
+    kept: Weak<Kept>,
+    /// When the last such call was sent.
+    last_open: Instant,
 }
 
 impl Leftover {
@@ -114,29 +125,41 @@ impl Leftover {
     }
 }
 
+impl Ending {
+    /// Whether its release waits for nothing but a transaction that pins it: then that transaction holds it.
+    fn is_only_pinned(&self, seen: &mut Vec<Arc<Kept>>) -> bool {
+        let Some(kept) = self.kept.upgrade() else { return false };
+        let is_only_pinned = kept.is_only_pinned(self.last_open);
+        seen.push(kept);
+        is_only_pinned
+    }
+}
+
 impl OfKey {
     fn counts(&self) -> bool {
         self.left.iter().any(Leftover::counts) || self.held.iter().any(|it| it.strong_count() > 0)
     }
 
-    fn add(&mut self, token: Token, noted: Instant, left: Left, is_open: bool) {
+    fn add(&mut self, token: Token, noted: Instant, left: Left, is_open: bool, ending: Option<Ending>) {
         let before = self.left.iter().find(|it| it.token == token);
         let is_open = is_open || before.is_some_and(|it| it.is_open);
         let noted = before.map_or(noted, |it| noted.max(it.noted));
+        let ending = ending.filter(|_| before.is_none_or(|it| it.ending.is_some()));
         self.left.retain(|it| it.token != token && it.counts());
         if self.left.len() == MOST {
             self.left.remove(self.left.iter().position(|it| it.is_gone).unwrap_or(0));
         }
-        self.left.push(Leftover { token, noted, left, is_open, is_gone: false });
+        self.left.push(Leftover { token, noted, left, is_open, ending, is_gone: false });
     }
 
-    /// Looks which leases are lost whose row this process may have locked. `seen` is what it has looked at, to be
-    /// dropped when no mutex is locked: that may run code of the application.
+    /// Looks which leases are lost whose row this process may have locked, and which a transaction holds. `seen` is
+    /// what it has looked at, to be dropped when no mutex is locked: that may run code of the application.
     fn look(&mut self, seen: &mut Vec<Arc<Kept>>) {
+        self.left.retain(|it| !it.ending.as_ref().is_some_and(|it| it.is_only_pinned(seen)));
         for held in std::mem::take(&mut self.held) {
             let Some(kept) = held.upgrade() else { continue };
             if let Some(lost) = kept.lost_and_locked() {
-                self.add(kept.token, lost, Left::Unseen, true);
+                self.add(kept.token, lost, Left::Unseen, true, None);
             } else {
                 self.held.push(held);
             }
@@ -182,16 +205,22 @@ impl Leftovers {
 
     /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
-        self.add(key, token, true);
+        self.add(key, token, true, None);
+    }
+
+    /// Its release begins, and a call of it has no answer that was sent before: the last one at `last_open`.
+    pub(super) fn note_ending(&self, kept: &Arc<Kept>, last_open: Instant) {
+        let ending = Ending { kept: Arc::downgrade(kept), last_open };
+        self.add(&kept.key, kept.token, true, Some(ending));
     }
 
     /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.
     pub(super) fn note_answered(&self, key: &Key, token: Token) {
-        self.add(key, token, false);
+        self.add(key, token, false, None);
     }
 
-    fn add(&self, key: &Key, token: Token, is_open: bool) {
-        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open);
+    fn add(&self, key: &Key, token: Token, is_open: bool, ending: Option<Ending>) {
+        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open, ending);
     }
 
     /// It never was in the store, and is not on its way, or somebody here has it.
@@ -396,8 +425,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_loss_that_is_seen_late_makes_no_leftover_older() {
         let (mut of_key, token, now) = (OfKey::default(), Token::random(), Instant::now());
-        of_key.add(token, now, Left::Perhaps, true);
-        of_key.add(token, now - LASTS, Left::Unseen, true);
+        of_key.add(token, now, Left::Perhaps, true, None);
+        of_key.add(token, now - LASTS, Left::Unseen, true, None);
         assert!(of_key.counts());
     }
 
@@ -455,7 +484,10 @@ mod refusals {
 
     use crate::{
         Error, Fault, Lease, LeaseStore, Leases,
-        lease::store::{Acquired, Answer, Claim, Profile, pass_on},
+        lease::{
+            life::state::Event,
+            store::{Acquired, Answer, Claim, Profile, pass_on},
+        },
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -557,6 +589,85 @@ mod refusals {
             assert_eq!(leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]), left);
             leftovers.never_were(&key, lease.kept.token);
         }
+    }
+
+    /// A store in which a transaction has a row locked, so that no release finds it.
+    #[derive(Clone, Default)]
+    struct Locked {
+        store: MemoryStore,
+        is_locked: Arc<Mutex<bool>>,
+    }
+
+    impl LeaseStore for Locked {
+        pass_on!(lease_acquire, lease_look, lease_renew, lease_list, lease_sweep);
+
+        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer, Error> {
+            let is_locked = *self.is_locked.lock();
+            if is_locked { Ok(Answer::Busy) } else { self.store.lease_release(key, token, min_hold).await }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_a_transaction_pins_is_held_as_soon_as_its_renewal_is_answered() {
+        for is_pinned in [true, false] {
+            let here = Leases::builder(Locked::default()).ttl(SECOND).build().unwrap();
+            let Locked { store, is_locked } = here.store();
+            *is_locked.lock() = true;
+            store.faults().script(Operation::Renew, [Failure::Slow(200 * MILLI)]);
+            let lease = here.lease("k").acquire().await.unwrap();
+            if is_pinned {
+                lease.verify_by(async { Ok(true) }).await.unwrap();
+            }
+            while lease.kept.last_open().is_none() {
+                sleep(MILLI).await;
+            }
+            sleep(MILLI).await;
+            let releasing = tokio::spawn(lease.release());
+            sleep(MILLI).await;
+            let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]);
+            assert_eq!(of(), Left::Perhaps, "the renewal may have the row locked");
+            sleep(200 * MILLI).await;
+            let asked = here.lease("k").wait(Duration::ZERO).acquire().await;
+            if is_pinned {
+                assert!(asked.unwrap_err().is_contended());
+            } else {
+                unavailable(asked);
+            }
+            *is_locked.lock() = false;
+            releasing.await.unwrap().unwrap();
+            assert!(here.lease("k").wait(Duration::ZERO).acquire().await.is_ok());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answered_call_ends_a_leftover_that_is_one_for_no_other_reason() {
+        let (_, here, _) = pair();
+        let lease = here.lease("k").acquire().await.unwrap();
+        let (kept, leftovers, now) = (&lease.kept, &here.0.leftovers, Instant::now());
+        let of = || leftovers.of(Keys::These(slice::from_ref(lease.key())), started(), &[]);
+        leftovers.note_ending(kept, now);
+        assert_eq!(of(), Left::Perhaps, "no transaction pins it");
+        lease.verify_by(async { Ok(true) }).await.unwrap();
+        assert_eq!(of(), Left::Nothing);
+        for note in [Leftovers::note, Leftovers::note_answered] {
+            for is_first in [true, false] {
+                if !is_first {
+                    leftovers.note_ending(kept, now);
+                }
+                note(leftovers, lease.key(), kept.token);
+                if is_first {
+                    leftovers.note_ending(kept, now);
+                }
+                assert_eq!(of(), Left::Perhaps);
+                leftovers.never_were(lease.key(), kept.token);
+            }
+        }
+        leftovers.note_ending(kept, now);
+        kept.on(Event::Asking { sent: now });
+        assert_eq!(of(), Left::Perhaps, "one that was sent in that instant has no answer");
+        leftovers.note_ending(kept, now);
+        kept.on(Event::Answered { sent: now });
+        assert_eq!(of(), Left::Nothing);
     }
 
     /// A store that executes the first claims at once, and never answers them.

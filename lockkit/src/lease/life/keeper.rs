@@ -725,7 +725,7 @@ mod tests {
     async fn an_answer_closes_the_call_of_the_holder_and_of_the_one_before() {
         let leases = Leases::builder(Locked::default()).ttl(Duration::from_secs(3)).build().unwrap();
         let first = leases.lease("k").acquire().await.unwrap();
-        while !first.kept().is_open() {
+        while first.kept().last_open().is_none() {
             sleep(Locked::ANSWERS_IN / 10).await;
         }
         let next = tokio::spawn(leases.lease("k").acquire());
@@ -734,9 +734,10 @@ mod tests {
         first.release().await.unwrap();
         let next = next.await.unwrap().unwrap();
         assert_eq!(next.kept().token, before.token);
-        assert!(before.is_open() && next.kept().is_open());
+        let are_open = || [&*before, next.kept()].map(|it| it.last_open().is_some());
+        assert_eq!(are_open(), [true; 2]);
         sleep(Locked::ANSWERS_IN).await;
-        assert!(!before.is_open() && !next.kept().is_open());
+        assert_eq!(are_open(), [false; 2]);
     }
 
     #[tokio::test(start_paused = true)]

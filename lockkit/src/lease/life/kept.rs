@@ -238,9 +238,14 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    /// Whether a call may still have its row locked, of which nothing was heard.
-    pub(crate) fn is_open(&self) -> bool {
-        self.life.borrow().is_open()
+    /// When the last call was sent that may still have its row locked, and of which nothing was heard.
+    pub(crate) fn last_open(&self) -> Option<Instant> {
+        self.life.borrow().last_open()
+    }
+
+    /// Whether a transaction has pinned it, and all calls that were sent `until` this time are over.
+    pub(crate) fn is_only_pinned(&self, until: Instant) -> bool {
+        self.life.borrow().is_only_pinned(until)
     }
 
     /// Whether a transaction has pinned it, or may have.

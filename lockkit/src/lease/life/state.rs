@@ -341,9 +341,14 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
-    /// Whether a call may still have its row locked, of which nothing was heard.
-    pub(crate) fn is_open(&self) -> bool {
-        !self.open.is_empty()
+    /// When the last call was sent that may still have its row locked, and of which nothing was heard.
+    pub(crate) fn last_open(&self) -> Option<Instant> {
+        self.open.iter().max().copied()
+    }
+
+    /// Whether a transaction has pinned it, and all calls that were sent `until` this time are over.
+    pub(crate) fn is_only_pinned(&self, until: Instant) -> bool {
+        self.pin == Pin::Certain && self.open.iter().all(|it| *it > until)
     }
 
     /// Whether a transaction has pinned it, or may have.
@@ -354,7 +359,7 @@ impl Life {
     /// Since when it is lost, if a call or a transaction of this process may have its row locked.
     pub(crate) fn lost_and_locked(&self, now: Instant) -> Option<Instant> {
         let lost = self.lost(now).filter(|it| !matches!(it, LossReason::Released | LossReason::Closed));
-        lost.filter(|_| self.is_open() || self.is_pinned()).map(|_| self.until.min(now))
+        lost.filter(|_| !self.open.is_empty() || self.is_pinned()).map(|_| self.until.min(now))
     }
 
     pub(crate) fn is_delivered(&self) -> bool {
@@ -669,7 +674,7 @@ mod tests {
             for event in events {
                 life.on(now, *event);
             }
-            life.is_open()
+            !life.open.is_empty()
         };
         assert!(!is_open(&[]));
         assert!(is_open(&[asking(at(1))]) && is_open(&[asking(at(1)), Event::Silent]));
