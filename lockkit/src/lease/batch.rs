@@ -124,13 +124,15 @@ fn is_of_all(err: &Error) -> bool {
 }
 
 /// Releases the lease, alone or with others. Waits for a transaction that has pinned it, which one may only have if
-/// `pin` says so. Returns `false` if the token no longer held the lease.
+/// `pin` says so: `is_busy` is told each time that the row is locked. Returns `false` if the token no longer held the
+/// lease.
 pub(super) async fn release<S: LeaseStore>(
     calls: &Calls,
     keeper: &Keeper<S>,
     release: &Release,
     pin: Pin,
     ttl: Duration,
+    mut is_busy: impl FnMut(),
 ) -> Result<bool> {
     let mut single = None;
     if keeper.store().profile().batches && pin == Pin::No && release.min_hold.is_zero() {
@@ -140,11 +142,14 @@ pub(super) async fn release<S: LeaseStore>(
         match calls.releases.enter((), ending, ALONE, leaves, doing, run).await? {
             Turn::Answered(Answer::Done) => return Ok(true),
             Turn::Answered(Answer::Gone) => return Ok(false),
-            Turn::Answered(Answer::Busy) => sleep(BUSY_PAUSE).await,
+            Turn::Answered(Answer::Busy) => {
+                is_busy();
+                sleep(BUSY_PAUSE).await;
+            }
             Turn::Alone(alone) => single = alone,
         }
     }
-    let released = keeper.store().release_now(release, pin, limit_for(ttl)).await;
+    let released = keeper.store().release_now(release, pin, limit_for(ttl), is_busy).await;
     drop(single);
     released
 }

@@ -159,8 +159,14 @@ impl<S: LeaseStore> Bounded<S> {
     }
 
     /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pin` says so.
-    /// Returns `false` if the token no longer held the lease.
-    pub(crate) async fn release_now(&self, release: &Release, pin: Pin, limit: Duration) -> Result<bool> {
+    /// Returns `false` if the token no longer held the lease. `is_busy` is told each time that the row is locked.
+    pub(crate) async fn release_now(
+        &self,
+        release: &Release,
+        pin: Pin,
+        limit: Duration,
+        mut is_busy: impl FnMut(),
+    ) -> Result<bool> {
         let Release { key, token, min_hold } = release;
         loop {
             let answer = if pin != Pin::No || !min_hold.is_zero() {
@@ -171,7 +177,10 @@ impl<S: LeaseStore> Bounded<S> {
             match answer? {
                 Answer::Done => return Ok(true),
                 Answer::Gone => return Ok(false),
-                Answer::Busy => sleep(BUSY_PAUSE).await,
+                Answer::Busy => {
+                    is_busy();
+                    sleep(BUSY_PAUSE).await;
+                }
             }
         }
     }

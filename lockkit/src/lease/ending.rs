@@ -11,7 +11,13 @@
 //! ([`Profile::shows_writes_at_once`](crate::store::Profile)): a token that the store grants exists only where the last
 //! holder's work has arrived. A theft is known to the next renewal; until then the lease may be handed over.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use tokio::{
     runtime,
@@ -23,10 +29,12 @@ use super::{
     bounded::{limit_for, retry_pause},
     held::Lease,
     inner::Inner,
+    leftovers::while_awaited,
     life::{
+        calls::Call,
         keeper::Unfinished,
         kept::{Kept, Wants, release_failed},
-        state::Event,
+        state::{Event, Pin},
     },
     queue::Queue,
     store::LeaseStore,
@@ -105,13 +113,28 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 }
 
 /// Releases the lease. Waits for a transaction that pins it.
-pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) -> Result<Released> {
+pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
-    let sent = kept.asks();
-    let released = batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl()).await;
-    note_released(inner, kept, sent, &released);
+    let call = kept.asks();
+    let (was_busy, mut was_alone) = (AtomicBool::new(false), false);
+    let is_busy = || {
+        was_busy.store(true, Ordering::Relaxed);
+        // Sent when all other calls were answered, the release has found the row locked: by a transaction.
+        if was_alone {
+            inner.leftovers.is_pinned(&kept.key, kept.token);
+        }
+        was_alone = pin != Pin::No && !kept.is_open_but(call);
+    };
+    let is_late = || {
+        if !was_busy.load(Ordering::Relaxed) {
+            inner.leftovers.note_answered(&kept.key, kept.token);
+        }
+    };
+    let releasing = pin!(batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl(), is_busy));
+    let released = while_awaited(releasing, is_late).await;
+    note_released(inner, kept, call, &released);
     if released? {
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
@@ -121,33 +144,34 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ar
 }
 
 /// Releases the lease of a request that does not deliver it: at once, and without waking waiters.
-pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) -> Result<()> {
+pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
     let pin = inner.keeper.begin_release(kept);
     let ending = kept.release();
     note_ending(inner, kept);
-    let sent = kept.asks();
-    let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl())).await;
-    note_released(inner, kept, sent, &released);
+    let call = kept.asks();
+    let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl()), || {}).await;
+    note_released(inner, kept, call, &released);
     released.map(drop)
 }
 
 /// The lease is released now, or soon. No caller got it, or what was sent before may have its row locked.
-pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Arc<Kept>) {
-    if let Some(last_open) = kept.last_open() {
-        inner.leftovers.note_ending(kept, last_open);
-    } else if !kept.is_delivered() {
+pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) {
+    if kept.is_open() {
+        inner.leftovers.note_open(&kept.key, kept.token);
+    }
+    if !kept.is_delivered() {
         inner.leftovers.note_answered(&kept.key, kept.token);
     }
 }
 
-/// The release that was `sent` then has found the lease, or not, or failed. It may have left something.
-fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, sent: Instant, released: &Result<bool>) {
+/// The release has found the lease, or not, or failed. It may have left something.
+fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, release: Call, released: &Result<bool>) {
     if released.is_ok() {
-        kept.on(Event::Answered { sent });
+        kept.answered(release);
     }
     match released {
         Ok(true) => {
-            kept.on(Event::Released);
+            kept.released();
             inner.leftovers.released(&kept.key, kept.token, true);
         }
         Ok(false) => {

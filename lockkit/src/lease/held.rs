@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{bounded::check_ttl, inner::Inner};
 use crate::{
@@ -161,22 +161,23 @@ impl<S: LeaseStore> Lease<S> {
             self.kept.on(Event::StoreOnly);
         }
         while self.is_trusted() {
-            let sent = self.kept.asks();
+            let (sent, call) = (Instant::now(), self.kept.asks());
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl: whole };
             let renewed = self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await;
             match renewed?.pop() {
                 Some(Answer::Done) => {
+                    self.kept.had_the_row(call);
                     self.kept.on(Event::Extended { sent, ttl });
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
                 Some(Answer::Gone) => {
-                    self.kept.on(Event::Answered { sent });
+                    self.kept.answered(call);
                     self.kept.on(Event::Gone);
                 }
                 // Another statement has the row of the lease locked.
                 Some(Answer::Busy) | None => {
-                    self.kept.on(Event::Answered { sent });
+                    self.kept.answered(call);
                     sleep(BUSY_PAUSE).await;
                 }
             }

@@ -15,7 +15,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::{
     body::{
@@ -27,6 +27,7 @@ use crate::{
         held::Lease,
         inner::Inner,
         life::{
+            calls::Call,
             keeper::Unfinished,
             kept::{Kept, Wants},
             state::{Effect, Event, Pin, Step},
@@ -77,7 +78,7 @@ struct Committing<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     unfinished: Unfinished,
     step: Step,
-    sent: Instant,
+    call: Call,
     /// The queue whose first waiter gets the lease after the commit.
     queue: Option<Arc<Queue<Lease<S>>>>,
     /// Whether another transaction had pinned the lease before.
@@ -94,8 +95,8 @@ impl<S: LeaseStore> Lease<S> {
         let queue = inner.queues.queue_with_waiter(&kept.key, suits);
         let queue = queue.filter(|_| kept.on(Event::Committing(Step::HandsOver)) != Effect::Refuse);
         let hands_over = queue.is_some();
-        let sent = Instant::now();
-        let mut committing = Committing { kept, inner, unfinished, step: Step::HandsOver, sent, queue, pin: Pin::No };
+        let (step, call) = (Step::HandsOver, kept.asks());
+        let mut committing = Committing { kept, inner, unfinished, step, call, queue, pin: Pin::No };
         if !hands_over {
             committing.release();
         }
@@ -108,9 +109,9 @@ impl<S: LeaseStore> Lease<S> {
         if self.kept.on(Event::Verifying) == Effect::Refuse {
             return Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released)));
         }
-        let sent = self.kept.asks();
+        let call = self.kept.asks();
         let is_there = pin.await?;
-        self.kept.on(Event::Answered { sent });
+        self.kept.answered(call);
         if is_there {
             self.kept.on(Event::Verified);
         } else if self.is_in_store().await {
@@ -170,8 +171,8 @@ impl<S: LeaseStore> Committing<S> {
 
     /// The commit succeeded. It released the lease, or the lease is handed over now.
     fn committed(committing: Guard<Self>) {
-        let Self { kept, inner, queue, step, sent, .. } = &*committing;
-        kept.on(Event::Answered { sent: *sent });
+        let Self { kept, inner, queue, step, call, .. } = &*committing;
+        kept.answered(*call);
         if *step != Step::HandsOver {
             kept.on(Event::Committed);
             inner.leftovers.released(&kept.key, kept.token, true);
@@ -217,12 +218,13 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     // Checked after `begin_commit`, from which on the lease cannot be handed over. One that was handed over before
     // belongs to another holder.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
+        // Nothing was sent.
+        for it in &committing {
+            it.kept.answered(it.call);
+        }
         committing.into_iter().for_each(Committing::refused);
         tx.roll_back().await;
         return Err(lost);
-    }
-    for it in &committing {
-        it.kept.on(Event::Asking { sent: it.sent });
     }
     let row_released = async {
         tx.check_open().await?;
@@ -299,7 +301,10 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 mod tests {
     use std::future::pending;
 
-    use tokio::{task::JoinSet, time::sleep};
+    use tokio::{
+        task::JoinSet,
+        time::{Instant, sleep},
+    };
 
     use crate::{
         Error, Fault, Leases,

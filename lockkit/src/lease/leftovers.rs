@@ -10,9 +10,9 @@
 //! | a lease that no caller got, and whose release begins | yes | |
 //! | a lease that is lost, and pinned or with a call that has no answer | where it is asked for | |
 //! | a lease whose release begins, and a call that locks its row has no answer | yes | |
-//! | that call is answered, and a transaction of this process pins the lease | | yes: the transaction holds it |
+//! | all of these are answered, and its release still waits for a transaction that pins it | | yes: that one has it |
 //! | a lease that was pinned, and whose release has not found it | yes | |
-//! | the release or commit of a caller's lease, without an answer | yes | |
+//! | the release of a caller's lease: late, or without an answer; its commit without an answer | yes | |
 //! | a release that has found it | | soon: what was asked before is answered later |
 //! | a release that has not found it, whose calls are all answered | | soon |
 //!
@@ -97,26 +97,25 @@ pub(super) enum Left {
     Perhaps,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Leftover {
     token: Token,
     /// When it was last known that it may be in the store.
     noted: Instant,
     left: Left,
-    /// A call of it has no answer.
-    is_open: bool,
-    /// Only that call makes it a leftover.
-    ending: Option<Ending>,
+    calls: Calls,
     /// Its release has found it.
     is_gone: bool,
 }
 
-/// A lease whose release began while a call had no answer.
-#[derive(Debug, Clone)]
-struct Ending {
-    kept: Weak<Kept>,
-    /// When the last such call was sent.
-    last_open: Instant,
+/// The calls of a leftover that lock its row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    Answered,
+    /// One has no answer.
+    Open,
+    /// One has no answer, and it is a leftover for no other reason.
+    OnlyOpen,
 }
 
 impl Leftover {
@@ -125,41 +124,29 @@ impl Leftover {
     }
 }
 
-impl Ending {
-    /// Whether its release waits for nothing but a transaction that pins it: then that transaction holds it.
-    fn is_only_pinned(&self, seen: &mut Vec<Arc<Kept>>) -> bool {
-        let Some(kept) = self.kept.upgrade() else { return false };
-        let is_only_pinned = kept.is_only_pinned(self.last_open);
-        seen.push(kept);
-        is_only_pinned
-    }
-}
-
 impl OfKey {
     fn counts(&self) -> bool {
         self.left.iter().any(Leftover::counts) || self.held.iter().any(|it| it.strong_count() > 0)
     }
 
-    fn add(&mut self, token: Token, noted: Instant, left: Left, is_open: bool, ending: Option<Ending>) {
+    fn add(&mut self, token: Token, noted: Instant, left: Left, calls: Calls) {
         let before = self.left.iter().find(|it| it.token == token);
-        let is_open = is_open || before.is_some_and(|it| it.is_open);
+        let calls = before.filter(|it| it.calls != calls).map_or(calls, |_| Calls::Open);
         let noted = before.map_or(noted, |it| noted.max(it.noted));
-        let ending = ending.filter(|_| before.is_none_or(|it| it.ending.is_some()));
         self.left.retain(|it| it.token != token && it.counts());
         if self.left.len() == MOST {
             self.left.remove(self.left.iter().position(|it| it.is_gone).unwrap_or(0));
         }
-        self.left.push(Leftover { token, noted, left, is_open, ending, is_gone: false });
+        self.left.push(Leftover { token, noted, left, calls, is_gone: false });
     }
 
-    /// Looks which leases are lost whose row this process may have locked, and which a transaction holds. `seen` is
-    /// what it has looked at, to be dropped when no mutex is locked: that may run code of the application.
+    /// Looks which leases are lost whose row this process may have locked. `seen` is what it has looked at, to be
+    /// dropped when no mutex is locked: that may run code of the application.
     fn look(&mut self, seen: &mut Vec<Arc<Kept>>) {
-        self.left.retain(|it| !it.ending.as_ref().is_some_and(|it| it.is_only_pinned(seen)));
         for held in std::mem::take(&mut self.held) {
             let Some(kept) = held.upgrade() else { continue };
             if let Some(lost) = kept.lost_and_locked() {
-                self.add(kept.token, lost, Left::Unseen, true, None);
+                self.add(kept.token, lost, Left::Unseen, Calls::Open);
             } else {
                 self.held.push(held);
             }
@@ -205,29 +192,37 @@ impl Leftovers {
 
     /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
-        self.add(key, token, true, None);
+        self.add(key, token, Calls::Open);
     }
 
-    /// Its release begins, and a call of it has no answer that was sent before: the last one at `last_open`.
-    pub(super) fn note_ending(&self, kept: &Arc<Kept>, last_open: Instant) {
-        let ending = Ending { kept: Arc::downgrade(kept), last_open };
-        self.add(&kept.key, kept.token, true, Some(ending));
+    /// Its release begins, and a call of it has no answer.
+    pub(super) fn note_open(&self, key: &Key, token: Token) {
+        self.add(key, token, Calls::OnlyOpen);
     }
 
     /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.
     pub(super) fn note_answered(&self, key: &Key, token: Token) {
-        self.add(key, token, false, None);
+        self.add(key, token, Calls::Answered);
     }
 
-    fn add(&self, key: &Key, token: Token, is_open: bool, ending: Option<Ending>) {
-        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, is_open, ending);
+    fn add(&self, key: &Key, token: Token, calls: Calls) {
+        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, calls);
     }
 
     /// It never was in the store, and is not on its way, or somebody here has it.
     pub(super) fn never_were(&self, key: &Key, token: Token) {
+        self.forget(key, |it| it.token == token);
+    }
+
+    /// All calls of it are answered, and a transaction of this process has it.
+    pub(super) fn is_pinned(&self, key: &Key, token: Token) {
+        self.forget(key, |it| it.token == token && it.calls == Calls::OnlyOpen);
+    }
+
+    fn forget(&self, key: &Key, which: impl Fn(&Leftover) -> bool) {
         let mut noted = self.noted.lock();
         if let Some(of_key) = noted.by_key.get_mut(key) {
-            of_key.left.retain(|it| it.token != token);
+            of_key.left.retain(|it| !which(it));
             drop(noted);
             self.changed.notify_waiters();
         }
@@ -237,7 +232,7 @@ impl Leftovers {
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
             if it.token == token {
-                let seen = if was_found || !it.is_open { Left::Absent } else { Left::Unseen };
+                let seen = if was_found || it.calls == Calls::Answered { Left::Absent } else { Left::Unseen };
                 // A later claim may have told more before.
                 it.left = it.left.min(seen);
             }
@@ -425,8 +420,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_loss_that_is_seen_late_makes_no_leftover_older() {
         let (mut of_key, token, now) = (OfKey::default(), Token::random(), Instant::now());
-        of_key.add(token, now, Left::Perhaps, true, None);
-        of_key.add(token, now - LASTS, Left::Unseen, true, None);
+        of_key.add(token, now, Left::Perhaps, Calls::Open);
+        of_key.add(token, now - LASTS, Left::Unseen, Calls::Open);
         assert!(of_key.counts());
     }
 
@@ -484,10 +479,7 @@ mod refusals {
 
     use crate::{
         Error, Fault, Lease, LeaseStore, Leases,
-        lease::{
-            life::state::Event,
-            store::{Acquired, Answer, Claim, Profile, pass_on},
-        },
+        lease::store::{Acquired, Answer, Claim, Profile, pass_on},
         testing::{
             Failure, MemoryStore, Operation,
             scripted::{Call, Scripted, failed},
@@ -607,67 +599,112 @@ mod refusals {
         }
     }
 
+    /// Leases in such a store, whose first renewal takes this long.
+    fn with_renewal(takes: Duration) -> Leases<Locked> {
+        let leases = Leases::builder(Locked::default()).ttl(9 * SECOND).build().unwrap();
+        leases.store().store.faults().script(Operation::Renew, [Failure::Slow(takes)]);
+        leases
+    }
+
+    async fn until_renewed<S: LeaseStore>(lease: &Lease<S>) {
+        while !lease.kept.is_open() {
+            sleep(MILLI).await;
+        }
+        sleep(MILLI).await;
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_a_transaction_pins_is_held_as_soon_as_its_renewal_is_answered() {
-        for is_pinned in [true, false] {
-            let here = Leases::builder(Locked::default()).ttl(SECOND).build().unwrap();
-            let Locked { store, is_locked } = here.store();
-            *is_locked.lock() = true;
-            store.faults().script(Operation::Renew, [Failure::Slow(200 * MILLI)]);
+        for is_handed_over in [false, true] {
+            for is_pinned in [true, false] {
+                let here = with_renewal(200 * MILLI);
+                let mut lease = here.lease("k").acquire().await.unwrap();
+                if is_handed_over {
+                    until_renewed(&lease).await;
+                    let next = tokio::spawn(here.lease("k").acquire());
+                    sleep(MILLI).await;
+                    lease.release().await.unwrap();
+                    lease = next.await.unwrap().unwrap();
+                }
+                if is_pinned {
+                    lease.verify_by(async { Ok(true) }).await.unwrap();
+                }
+                *here.store().is_locked.lock() = true;
+                until_renewed(&lease).await;
+                let releasing = tokio::spawn(lease.release());
+                sleep(MILLI).await;
+                let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]);
+                assert_eq!(of(), Left::Perhaps, "the renewal may have the row locked");
+                sleep(250 * MILLI).await;
+                let asked = here.lease("k").wait(Duration::ZERO).acquire().await;
+                if is_pinned {
+                    assert!(asked.unwrap_err().is_contended());
+                } else {
+                    unavailable(asked);
+                }
+                *here.store().is_locked.lock() = false;
+                releasing.await.unwrap().unwrap();
+                assert!(here.lease("k").wait(Duration::ZERO).acquire().await.is_ok());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transaction_that_is_over_does_not_hold_a_lease_whose_renewal_hangs() {
+        let here = with_renewal(2 * SECOND);
+        let lease = here.lease("k").acquire().await.unwrap();
+        lease.verify_by(async { Ok(true) }).await.unwrap();
+        *here.store().is_locked.lock() = true;
+        until_renewed(&lease).await;
+        let asked = Instant::now();
+        drop(lease);
+        sleep(1990 * MILLI).await;
+        // Refused before the renewal is answered, judged after it, and before the next release.
+        here.store().store.faults().script(Operation::Acquire, [Failure::Slow(14 * MILLI)]);
+        let asking = tokio::spawn(here.lease("k").wait(Duration::ZERO).acquire());
+        sleep(11 * MILLI).await;
+        *here.store().is_locked.lock() = false;
+        not_refused(asking.await.unwrap().map(Some));
+        assert!(asked.elapsed() > 2 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_that_is_late_is_no_other_holder() {
+        for (is_pinned, is_renewed) in [(false, false), (true, false), (false, true), (true, true)] {
+            let here = with_renewal(2 * SECOND);
             let lease = here.lease("k").acquire().await.unwrap();
             if is_pinned {
                 lease.verify_by(async { Ok(true) }).await.unwrap();
             }
-            while lease.kept.last_open().is_none() {
-                sleep(MILLI).await;
+            if is_renewed {
+                until_renewed(&lease).await;
             }
-            sleep(MILLI).await;
-            let releasing = tokio::spawn(lease.release());
-            sleep(MILLI).await;
+            here.store().store.faults().script(Operation::Release, [Failure::Slow(4 * SECOND)]);
+            drop(lease);
+            sleep(FIRST_ANSWER * 9 / 10).await;
             let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]);
-            assert_eq!(of(), Left::Perhaps, "the renewal may have the row locked");
-            sleep(200 * MILLI).await;
-            let asked = here.lease("k").wait(Duration::ZERO).acquire().await;
-            if is_pinned {
-                assert!(asked.unwrap_err().is_contended());
-            } else {
-                unavailable(asked);
-            }
-            *is_locked.lock() = false;
-            releasing.await.unwrap().unwrap();
+            assert_eq!(of() != Left::Nothing, is_renewed);
+            sleep(SECOND).await;
+            unavailable(here.lease("k").wait(Duration::ZERO).acquire().await);
+            sleep(4 * SECOND).await;
             assert!(here.lease("k").wait(Duration::ZERO).acquire().await.is_ok());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answered_call_ends_a_leftover_that_is_one_for_no_other_reason() {
-        let (_, here, _) = pair();
-        let lease = here.lease("k").acquire().await.unwrap();
-        let (kept, leftovers, now) = (&lease.kept, &here.0.leftovers, Instant::now());
-        let of = || leftovers.of(Keys::These(slice::from_ref(lease.key())), started(), &[]);
-        leftovers.note_ending(kept, now);
-        assert_eq!(of(), Left::Perhaps, "no transaction pins it");
-        lease.verify_by(async { Ok(true) }).await.unwrap();
-        assert_eq!(of(), Left::Nothing);
-        for note in [Leftovers::note, Leftovers::note_answered] {
-            for is_first in [true, false] {
-                if !is_first {
-                    leftovers.note_ending(kept, now);
-                }
-                note(leftovers, lease.key(), kept.token);
-                if is_first {
-                    leftovers.note_ending(kept, now);
-                }
-                assert_eq!(of(), Left::Perhaps);
-                leftovers.never_were(lease.key(), kept.token);
-            }
+    async fn a_pin_ends_what_is_left_for_no_other_reason_than_an_open_call() {
+        let (leftovers, key, token) = (Leftovers::default(), Key::from("k"), Token::random());
+        let of = || leftovers.of(Keys::These(slice::from_ref(&key)), started(), &[]);
+        let notes: [fn(&Leftovers, &Key, Token); 3] = [Leftovers::note_open, Leftovers::note, Leftovers::note_answered];
+        for (first, second) in (0..9).map(|it| (it / 3, it % 3)) {
+            notes[first](&leftovers, &key, token);
+            notes[second](&leftovers, &key, token);
+            leftovers.is_pinned(&key, Token::random());
+            assert_eq!(of(), Left::Perhaps);
+            leftovers.is_pinned(&key, token);
+            assert_eq!(of() == Left::Nothing, (first, second) == (0, 0));
+            leftovers.never_were(&key, token);
         }
-        leftovers.note_ending(kept, now);
-        kept.on(Event::Asking { sent: now });
-        assert_eq!(of(), Left::Perhaps, "one that was sent in that instant has no answer");
-        leftovers.note_ending(kept, now);
-        kept.on(Event::Answered { sent: now });
-        assert_eq!(of(), Left::Nothing);
     }
 
     /// A store that executes the first claims at once, and never answers them.

@@ -33,6 +33,7 @@ use crate::{
     lease::{
         bounded::{Bounded, LEAST, LIMIT},
         life::{
+            calls::Call,
             kept::{Kept, Wants},
             state::{Effect, Event, Pin},
         },
@@ -440,15 +441,11 @@ impl<S> Shared<S> {
 
 impl<S: LeaseStore> Shared<S> {
     /// Those of these leases that are still kept, whose renewals are sent now.
-    fn asking(&self, batch: &[Arc<Kept>], sent: Instant) -> Vec<Arc<Kept>> {
-        // Locked meanwhile: a lease may be handed over, and then its next holder has to know.
+    fn asking(&self, batch: &[Arc<Kept>]) -> Vec<(Arc<Kept>, Call)> {
+        // Locked meanwhile: a release that begins has to know.
         let state = self.state.lock();
-        let asked: Vec<_> =
-            batch.iter().filter_map(|it| state.entries.get(&it.token)).map(|it| it.kept.clone()).collect();
-        for it in &asked {
-            it.on_unreported(Event::Asking { sent });
-        }
-        asked
+        let still = batch.iter().filter_map(|it| state.entries.get(&it.token));
+        still.map(|it| (it.kept.clone(), it.kept.asks())).collect()
     }
 
     fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
@@ -602,22 +599,22 @@ fn renewal_limit(kept: &Kept) -> Duration {
 /// until its current trust ends.
 async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
-    let asked = shared.asking(batch, sent);
-    let Some(limit) = asked.iter().map(|it| renewal_limit(it)).min() else { return };
-    let renewals: Vec<_> = asked.iter().map(|it| it.renewal()).collect();
+    let asked = shared.asking(batch);
+    let Some(limit) = asked.iter().map(|(it, _)| renewal_limit(it)).min() else { return };
+    let renewals: Vec<_> = asked.iter().map(|(it, _)| it.renewal()).collect();
     match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
             observe::renewed(renewals.len(), sent.elapsed());
             if shared.outage.swap(false, Ordering::Relaxed) {
                 observe::outage_over();
             }
-            for ((renewal, asked), answer) in renewals.iter().zip(asked).zip(answers) {
-                asked.on(Event::Answered { sent });
+            for ((renewal, (asked, call)), answer) in renewals.iter().zip(asked).zip(answers) {
+                match answer {
+                    Answer::Done => asked.had_the_row(call),
+                    Answer::Busy | Answer::Gone => asked.answered(call),
+                }
                 // The lease may have been handed over meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
-                if !Arc::ptr_eq(&asked, &kept) {
-                    kept.on(Event::Answered { sent });
-                }
                 match answer {
                     Answer::Busy => ask_again_soon(shared, &kept),
                     Answer::Done => {
@@ -635,7 +632,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
         }
         Err(err) => {
             observe::renewal_failed(sent.elapsed());
-            for kept in asked.iter().filter_map(|it| shared.kept(it.token)) {
+            for kept in asked.iter().filter_map(|(it, _)| shared.kept(it.token)) {
                 kept.on(Event::Silent);
                 ask_again_soon(shared, &kept);
             }
@@ -725,7 +722,7 @@ mod tests {
     async fn an_answer_closes_the_call_of_the_holder_and_of_the_one_before() {
         let leases = Leases::builder(Locked::default()).ttl(Duration::from_secs(3)).build().unwrap();
         let first = leases.lease("k").acquire().await.unwrap();
-        while first.kept().last_open().is_none() {
+        while !first.kept().is_open() {
             sleep(Locked::ANSWERS_IN / 10).await;
         }
         let next = tokio::spawn(leases.lease("k").acquire());
@@ -734,7 +731,7 @@ mod tests {
         first.release().await.unwrap();
         let next = next.await.unwrap().unwrap();
         assert_eq!(next.kept().token, before.token);
-        let are_open = || [&*before, next.kept()].map(|it| it.last_open().is_some());
+        let are_open = || [&*before, next.kept()].map(Kept::is_open);
         assert_eq!(are_open(), [true; 2]);
         sleep(Locked::ANSWERS_IN).await;
         assert_eq!(are_open(), [false; 2]);

@@ -1,6 +1,6 @@
 //! One lease of this process: what was granted, and what becomes of it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
@@ -20,7 +20,10 @@ use crate::{
     },
 };
 
-use super::state::{Effect, Event, Life, Pin};
+use super::{
+    calls::{Call, OpenCalls},
+    state::{Effect, Event, Life, Pin},
+};
 
 /// One lease of this process.
 #[derive(Debug)]
@@ -32,6 +35,7 @@ pub(crate) struct Kept {
     granted: Instant,
     run: Run,
     life: watch::Sender<Life>,
+    calls: Arc<OpenCalls>,
     /// Counts the lease as held: from its delivery until its end is reported.
     held: Mutex<Option<Gauged>>,
 }
@@ -105,6 +109,7 @@ impl Kept {
             granted: Instant::now(),
             run,
             life: watch::Sender::new(life),
+            calls: Arc::default(),
             held: Mutex::default(),
         }
     }
@@ -238,31 +243,46 @@ impl Kept {
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    /// When the last call was sent that may still have its row locked, and of which nothing was heard.
-    pub(crate) fn last_open(&self) -> Option<Instant> {
-        self.life.borrow().last_open()
-    }
-
-    /// Whether a transaction has pinned it, and all calls that were sent `until` this time are over.
-    pub(crate) fn is_only_pinned(&self, until: Instant) -> bool {
-        self.life.borrow().is_only_pinned(until)
-    }
-
     /// Whether a transaction has pinned it, or may have.
     pub(crate) fn is_pinned(&self) -> bool {
         self.life.borrow().is_pinned()
     }
 
-    /// A call that locks its row is sent now. Returns this time, by which its answer is told.
-    pub(crate) fn asks(&self) -> Instant {
-        let sent = Instant::now();
-        self.on(Event::Asking { sent });
-        sent
+    /// A call that locks its row is sent now.
+    pub(crate) fn asks(&self) -> Call {
+        self.calls.send()
+    }
+
+    /// That call is over.
+    pub(crate) fn answered(&self, call: Call) {
+        self.calls.answered(call);
+    }
+
+    /// That call is over, and had the row locked.
+    pub(crate) fn had_the_row(&self, call: Call) {
+        self.calls.had_the_row(call);
+    }
+
+    /// The store has released it.
+    pub(crate) fn released(&self) {
+        self.on(Event::Released);
+        self.calls.end();
+    }
+
+    /// Whether a call may still have its row locked, of which nothing was heard.
+    pub(crate) fn is_open(&self) -> bool {
+        self.calls.are_open(None)
+    }
+
+    /// As [`is_open`](Self::is_open), for other calls than this one.
+    pub(crate) fn is_open_but(&self, call: Call) -> bool {
+        self.calls.are_open(Some(call))
     }
 
     /// Since when it is lost, if a call or a transaction of this process may have its row locked.
     pub(crate) fn lost_and_locked(&self) -> Option<Instant> {
-        self.life.borrow().lost_and_locked(Instant::now())
+        let lost = self.life.borrow().lost_since(Instant::now());
+        lost.filter(|_| self.is_open() || self.is_pinned())
     }
 
     /// Whether the caller has got it.
@@ -314,6 +334,7 @@ impl Kept {
             granted: Instant::now(),
             run: Run { passes: self.run.passes + 1, ..self.run },
             life: watch::Sender::new(life),
+            calls: self.calls.clone(),
             held: Mutex::default(),
         }
     }

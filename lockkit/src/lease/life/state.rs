@@ -21,9 +21,6 @@ use tokio::time::Instant;
 
 use crate::value::error::LossReason;
 
-/// How many calls without an answer are known, the last ones. A later renewal ends them all.
-const MOST_OPEN: usize = 64;
-
 /// What has become of one lease, and how long this process may trust in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Life {
@@ -37,8 +34,6 @@ pub(crate) struct Life {
     ttl: Duration,
     /// The last renewal was not answered.
     is_silent: bool,
-    /// When the calls were sent that lock its row, and of which nothing was heard since.
-    open: Vec<Instant>,
     /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed
     /// out.
     is_delivered: bool,
@@ -89,10 +84,6 @@ pub(crate) enum Event {
     Elapsed,
     /// The caller has the lease.
     Delivered,
-    /// A call that locks its row is sent at `sent`.
-    Asking { sent: Instant },
-    /// That call is over, and has not proved that the store has the lease.
-    Answered { sent: Instant },
     /// The store has renewed it. The request was sent at `sent`.
     Renewed { sent: Instant, ttl: Duration },
     /// As `Renewed`, and later renewals are for this ttl.
@@ -169,7 +160,6 @@ impl Life {
             until: sent + ttl.saturating_sub(margin(ttl)),
             ttl,
             is_silent: false,
-            open: Vec::new(),
             is_delivered: false,
             report: Report::None,
         }
@@ -177,17 +167,8 @@ impl Life {
 
     /// The life of the next holder's lease, which has the trust of this one.
     fn next(&self) -> Self {
-        let Self { until, ttl, is_silent, ref open, .. } = *self;
-        Self {
-            phase: Phase::Held,
-            pin: Pin::No,
-            until,
-            ttl,
-            is_silent,
-            open: open.clone(),
-            is_delivered: false,
-            report: Report::None,
-        }
+        let Self { until, ttl, is_silent, .. } = *self;
+        Self { phase: Phase::Held, pin: Pin::No, until, ttl, is_silent, is_delivered: false, report: Report::None }
     }
 
     pub(crate) fn on(&mut self, now: Instant, event: Event) -> Effect {
@@ -203,17 +184,6 @@ impl Life {
         match event {
             Event::Elapsed => {}
             Event::Delivered => self.is_delivered = true,
-            Event::Asking { sent } => {
-                if self.open.len() == MOST_OPEN {
-                    self.open.remove(0);
-                }
-                self.open.push(sent);
-            }
-            Event::Answered { sent } => {
-                if let Some(call) = self.open.iter().position(|it| *it == sent) {
-                    self.open.remove(call);
-                }
-            }
             Event::Renewed { sent, ttl } | Event::Extended { sent, ttl } => {
                 if self.is_over() {
                     return Effect::Refuse;
@@ -221,9 +191,6 @@ impl Life {
                 // Answers can arrive in a different order than their requests.
                 self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 self.is_silent = false;
-                // It had the row locked, mostly after those that were sent before: one that is overtaken on its way to
-                // the server is not open any more. One that only pins it shares the lock, and is told by `pin`.
-                self.open.retain(|it| *it > sent);
                 if matches!(event, Event::Extended { .. }) {
                     self.ttl = ttl;
                 }
@@ -341,25 +308,15 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
-    /// When the last call was sent that may still have its row locked, and of which nothing was heard.
-    pub(crate) fn last_open(&self) -> Option<Instant> {
-        self.open.iter().max().copied()
-    }
-
-    /// Whether a transaction has pinned it, and all calls that were sent `until` this time are over.
-    pub(crate) fn is_only_pinned(&self, until: Instant) -> bool {
-        self.pin == Pin::Certain && self.open.iter().all(|it| *it > until)
-    }
-
     /// Whether a transaction has pinned it, or may have.
     pub(crate) fn is_pinned(&self) -> bool {
         self.pin != Pin::No
     }
 
-    /// Since when it is lost, if a call or a transaction of this process may have its row locked.
-    pub(crate) fn lost_and_locked(&self, now: Instant) -> Option<Instant> {
+    /// Since when it is lost. `None` if it is released.
+    pub(crate) fn lost_since(&self, now: Instant) -> Option<Instant> {
         let lost = self.lost(now).filter(|it| !matches!(it, LossReason::Released | LossReason::Closed));
-        lost.filter(|_| !self.open.is_empty() || self.is_pinned()).map(|_| self.until.min(now))
+        lost.map(|_| self.until.min(now))
     }
 
     pub(crate) fn is_delivered(&self) -> bool {
@@ -420,7 +377,7 @@ impl Life {
         if !self.is_over() {
             self.phase = Phase::Over(LossReason::Released);
         }
-        (self.pin, self.open) = (Pin::No, Vec::new());
+        self.pin = Pin::No;
         self.report_soon(LossReason::Released);
     }
 
@@ -473,8 +430,6 @@ mod tests {
         match name.split_once(' ').unwrap_or((name, "")) {
             ("Elapsed", "") => Event::Elapsed,
             ("Delivered", "") => Event::Delivered,
-            ("Asking", "") => Event::Asking { sent: now },
-            ("Answered", "") => Event::Answered { sent: now },
             ("Renewed", "") => Event::Renewed { sent: now, ttl: TTL },
             ("Extended", "") => Event::Extended { sent: now, ttl: TTL },
             ("Silent", "") => Event::Silent,
@@ -524,7 +479,7 @@ mod tests {
         }
     }
 
-    const KINDS: u32 = 25;
+    const KINDS: u32 = 23;
 
     /// The number of the kind of event, with each step. Does not compile until a new event has one.
     fn discriminant(event: Event) -> u32 {
@@ -553,8 +508,6 @@ mod tests {
             Event::HandingOverCommitted => 16,
             Event::Committing(at) => 17 + step(at),
             Event::Refused(at) => 20 + step(at),
-            Event::Asking { .. } => 23,
-            Event::Answered { .. } => 24,
         }
     }
 
@@ -664,42 +617,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_open_until_each_call_is_answered_or_a_later_one_has_renewed_it() {
-        let now = Instant::now();
-        let at = |tenths| now + tenths * TTL / 10;
-        let (asking, answered) = (|at| Event::Asking { sent: at }, |at| Event::Answered { sent: at });
-        let renewed = |at| Event::Renewed { sent: at, ttl: TTL };
-        let is_open = |events: &[Event]| {
-            let mut life = Life::new(now, TTL);
-            for event in events {
-                life.on(now, *event);
-            }
-            !life.open.is_empty()
-        };
-        assert!(!is_open(&[]));
-        assert!(is_open(&[asking(at(1))]) && is_open(&[asking(at(1)), Event::Silent]));
-        assert!(!is_open(&[asking(at(1)), answered(at(1))]) && !is_open(&[asking(at(1)), renewed(at(1))]));
-        assert!(is_open(&[asking(at(1)), asking(at(2)), answered(at(2))]), "the first has no answer");
-        assert!(is_open(&[asking(at(1)), asking(at(1)), answered(at(1))]));
-        assert!(!is_open(&[asking(at(1)), asking(at(2)), renewed(at(2))]));
-        assert!(is_open(&[asking(at(1)), asking(at(2)), renewed(at(1))]), "the answers come in another order");
-        assert!(is_open(&[asking(at(1)), Event::Stolen, renewed(at(1))]));
-        let many: Vec<_> = (0..2 * MOST_OPEN).map(|_| asking(at(1))).collect();
-        assert!(is_open(&many) && !is_open(&[&many[..], &[renewed(at(2))]].concat()));
-        let extended = Event::Extended { sent: at(1), ttl: TTL };
-        assert!(!is_open(&[asking(at(1)), extended]) && is_open(&[asking(at(2)), extended]));
-    }
-
-    #[test]
     fn the_next_holder_has_the_trust_of_the_last_and_nothing_else_of_it() {
         let now = Instant::now();
         let mut life = Life::new(now, TTL);
         life.on(now, Event::Delivered);
-        life.on(now, Event::Asking { sent: now });
         life.on(now, Event::Silent);
         life.on(now, Event::Committing(Step::HandsOver));
         let Effect::HandOver(next) = life.on(now, Event::HandingOverCommitted) else { panic!("{life:?}") };
-        assert_eq!(next, Life { is_silent: true, open: vec![now], ..Life::new(now, TTL) });
+        assert_eq!(next, Life { is_silent: true, ..Life::new(now, TTL) });
     }
 
     #[test]
