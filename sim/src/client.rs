@@ -292,9 +292,10 @@ impl LeaseTx for Tx {
         }
     }
 
-    async fn roll_back(mut self) {
+    async fn roll_back(mut self) -> bool {
         let rolled_back = timeout(ROLL_BACK_LIMIT, self.client.call(Request::RollBack(self.id), None)).await;
         self.is_over = matches!(rolled_back, Ok(Ok(_)));
+        self.is_over
     }
 }
 

@@ -6,14 +6,12 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
-
 use crate::{
     body::batch::{self, Batches, Leaves, Turn, Waiter, fail},
     lease::{
         bounded::{LIMIT, is_refused, limit_for},
         life::{keeper::Keeper, state::Pin},
-        store::{Acquired, Answer, BUSY_PAUSE, Claim, LeaseStore, Release},
+        store::{Acquired, Answer, Claim, LeaseStore, Release},
     },
     value::{
         error::{Error, Fault, Result},
@@ -123,35 +121,27 @@ fn is_of_all(err: &Error) -> bool {
     matches!(err, Error::PoolStarved { .. }) || matches!(err, Error::Database { fault: it, .. } if fault(*it))
 }
 
-/// Releases the lease, alone or with others. Waits for a transaction that has pinned it, which one may only have if
-/// `pin` says so: `is_busy` is told each time that the row is locked. Returns `false` if the token no longer held the
-/// lease.
+/// Releases the lease, alone or with others. A transaction may only have pinned it if `pin` says so.
 pub(super) async fn release<S: LeaseStore>(
     calls: &Calls,
     keeper: &Keeper<S>,
     release: &Release,
     pin: Pin,
     ttl: Duration,
-    mut is_busy: impl FnMut(),
-) -> Result<bool> {
+) -> Result<Answer> {
     let mut single = None;
     if keeper.store().profile().batches && pin == Pin::No && release.min_hold.is_zero() {
         let run = |runner| release_together(keeper.clone(), runner);
         let (leaves, doing) = (when_stuck(ttl), (RELEASING, &release.key));
         let ending = Ending { release: release.clone(), limit: limit_for(ttl) };
         match calls.releases.enter((), ending, ALONE, leaves, doing, run).await? {
-            Turn::Answered(Answer::Done) => return Ok(true),
-            Turn::Answered(Answer::Gone) => return Ok(false),
-            Turn::Answered(Answer::Busy) => {
-                is_busy();
-                sleep(BUSY_PAUSE).await;
-            }
+            Turn::Answered(answer) => return Ok(answer),
             Turn::Alone(alone) => single = alone,
         }
     }
-    let released = keeper.store().release_now(release, pin, limit_for(ttl), is_busy).await;
+    let answer = keeper.store().release_with_pin(release, pin, limit_for(ttl)).await;
     drop(single);
-    released
+    answer
 }
 
 async fn release_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runner<(), Ending, Answer>) {
@@ -191,7 +181,7 @@ fn one_of_each<C, A>(mut waiters: Vec<Waiter<C, A>>, key: impl Fn(&C) -> &Key) -
 mod tests {
     use tokio::{
         task::{JoinSet, yield_now},
-        time::{Instant, timeout},
+        time::{Instant, sleep, timeout},
     };
 
     use super::*;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::{
     body::task::no_answer,
@@ -27,7 +27,6 @@ use crate::{
     value::{
         error::{Error, Fault, Result, chain},
         key::Key,
-        token::Token,
     },
 };
 
@@ -152,37 +151,14 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// As [`release`](Self::release), of a lease that no transaction has pinned.
-    pub(crate) async fn release_unpinned(&self, key: &Key, token: Token, limit: Duration) -> Result<Answer> {
-        let answer = self.answer(limit, pin!(self.store.lease_release_unpinned(key, token))).await;
-        self.or_silence("releasing lease", Some(key), answer).await
-    }
-
-    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pin` says so.
-    /// Returns `false` if the token no longer held the lease. `is_busy` is told each time that the row is locked.
-    pub(crate) async fn release_now(
-        &self,
-        release: &Release,
-        pin: Pin,
-        limit: Duration,
-        mut is_busy: impl FnMut(),
-    ) -> Result<bool> {
+    /// As [`release`](Self::release), of a lease that a transaction may only have pinned if `pin` says so.
+    pub(crate) async fn release_with_pin(&self, release: &Release, pin: Pin, limit: Duration) -> Result<Answer> {
         let Release { key, token, min_hold } = release;
-        loop {
-            let answer = if pin != Pin::No || !min_hold.is_zero() {
-                self.release(release, limit).await
-            } else {
-                self.release_unpinned(key, *token, limit).await
-            };
-            match answer? {
-                Answer::Done => return Ok(true),
-                Answer::Gone => return Ok(false),
-                Answer::Busy => {
-                    is_busy();
-                    sleep(BUSY_PAUSE).await;
-                }
-            }
+        if pin != Pin::No || !min_hold.is_zero() {
+            return self.release(release, limit).await;
         }
+        let answer = self.answer(limit, pin!(self.store.lease_release_unpinned(key, *token))).await;
+        self.or_silence("releasing lease", Some(key), answer).await
     }
 
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
@@ -272,6 +248,8 @@ mod tests {
         Leases,
         testing::{Failure, MemoryStore, Operation},
     };
+
+    use tokio::time::sleep;
 
     use super::*;
 

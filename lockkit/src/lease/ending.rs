@@ -11,13 +11,7 @@
 //! ([`Profile::shows_writes_at_once`](crate::store::Profile)): a token that the store grants exists only where the last
 //! holder's work has arrived. A theft is known to the next renewal; until then the lease may be handed over.
 
-use std::{
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{pin::pin, sync::Arc};
 
 use tokio::{
     runtime,
@@ -31,13 +25,12 @@ use super::{
     inner::Inner,
     leftovers::while_awaited,
     life::{
-        calls::Call,
         keeper::Unfinished,
         kept::{Kept, Wants, release_failed},
         state::{Event, Pin},
     },
     queue::Queue,
-    store::LeaseStore,
+    store::{Answer, BUSY_PAUSE, LeaseStore},
 };
 use crate::{
     body::guard::{Guard, Hold},
@@ -115,26 +108,14 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 /// Releases the lease. Waits for a transaction that pins it.
 pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
-    let ending = kept.release();
-    note_ending(inner, kept);
-    let call = kept.asks();
-    let (was_busy, mut was_alone) = (AtomicBool::new(false), false);
-    let is_busy = || {
-        was_busy.store(true, Ordering::Relaxed);
-        // Sent when all other calls were answered, the release has found the row locked: by a transaction.
-        if was_alone {
-            inner.leftovers.is_pinned(&kept.key, kept.token);
-        }
-        was_alone = pin != Pin::No && !kept.is_open_but(call);
-    };
     let is_late = || {
-        if !was_busy.load(Ordering::Relaxed) {
+        // A transaction may take this long.
+        if pin == Pin::No {
             inner.leftovers.note_answered(&kept.key, kept.token);
         }
     };
-    let releasing = pin!(batch::release(&inner.calls, &inner.keeper, &ending, pin, kept.ttl(), is_busy));
-    let released = while_awaited(releasing, is_late).await;
-    note_released(inner, kept, call, &released);
+    let released = while_awaited(pin!(release_in_store(inner, kept, pin, true)), is_late).await;
+    note_released(inner, kept, &released);
     if released? {
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
@@ -146,12 +127,43 @@ pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Ke
 /// Releases the lease of a request that does not deliver it: at once, and without waking waiters.
 pub(in crate::lease) async fn back_out<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<()> {
     let pin = inner.keeper.begin_release(kept);
-    let ending = kept.release();
-    note_ending(inner, kept);
-    let call = kept.asks();
-    let released = inner.store().release_now(&ending, pin, limit_for(kept.ttl()), || {}).await;
-    note_released(inner, kept, call, &released);
+    let released = release_in_store(inner, kept, pin, false).await;
+    note_released(inner, kept, &released);
     released.map(drop)
+}
+
+/// Asks the store to release the lease, at first `with_others` if it can, until the row is not locked. Returns `false`
+/// if the token no longer held it.
+async fn release_in_store<S: LeaseStore>(
+    inner: &Inner<S>,
+    kept: &Kept,
+    pin: Pin,
+    mut with_others: bool,
+) -> Result<bool> {
+    let (release, ttl) = (kept.release(), kept.ttl());
+    note_ending(inner, kept);
+    loop {
+        let is_alone = !kept.is_open();
+        let call = kept.asks();
+        let answer = if with_others {
+            batch::release(&inner.calls, &inner.keeper, &release, pin, ttl).await?
+        } else {
+            inner.store().release_with_pin(&release, pin, limit_for(ttl)).await?
+        };
+        kept.answered(call);
+        match answer {
+            Answer::Done => return Ok(true),
+            Answer::Gone => return Ok(false),
+            Answer::Busy => {
+                // Sent when all other calls were answered, it has found the row locked: by a transaction.
+                if is_alone && pin != Pin::No {
+                    inner.leftovers.pinned(&kept.key, kept.token);
+                }
+                with_others = false;
+                sleep(BUSY_PAUSE).await;
+            }
+        }
+    }
 }
 
 /// The lease is released now, or soon. No caller got it, or what was sent before may have its row locked.
@@ -165,10 +177,7 @@ pub(in crate::lease) fn note_ending<S: LeaseStore>(inner: &Inner<S>, kept: &Kept
 }
 
 /// The release has found the lease, or not, or failed. It may have left something.
-fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, release: Call, released: &Result<bool>) {
-    if released.is_ok() {
-        kept.answered(release);
-    }
+fn note_released<S: LeaseStore>(inner: &Inner<S>, kept: &Kept, released: &Result<bool>) {
     match released {
         Ok(true) => {
             kept.released();

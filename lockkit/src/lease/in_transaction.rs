@@ -67,8 +67,8 @@ pub trait LeaseTx: Send {
     /// Commits the transaction, which was found open and in which nothing failed since.
     fn commit(self) -> impl Future<Output = Result<()>> + Send;
 
-    /// Rolls back, if the store answers in time.
-    fn roll_back(self) -> impl Future<Output = ()> + Send;
+    /// Rolls back. Returns whether the store has answered in time that it did.
+    fn roll_back(self) -> impl Future<Output = bool> + Send;
 }
 
 /// A lease whose commit is in flight. If this is dropped before the answer, the outcome of the commit is unknown, so
@@ -110,9 +110,12 @@ impl<S: LeaseStore> Lease<S> {
             return Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released)));
         }
         let call = self.kept.asks();
-        let is_there = pin.await?;
-        self.kept.answered(call);
-        if is_there {
+        let is_there = pin.await;
+        // An error that answers it leaves the transaction, of which the pin tells.
+        if is_there.as_ref().err().is_none_or(is_answered) {
+            self.kept.answered(call);
+        }
+        if is_there? {
             self.kept.on(Event::Verified);
         } else if self.is_in_store().await {
             return Err(elsewhere("verify", self.key()));
@@ -190,9 +193,13 @@ impl<S: LeaseStore> Committing<S> {
         }
     }
 
-    /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
-    fn refused(committing: Guard<Self>) {
-        let Self { kept, inner, unfinished, step, .. } = committing.defuse();
+    /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped. `is_over`: the
+    /// transaction has nothing locked any more.
+    fn refused(committing: Guard<Self>, is_over: bool) {
+        let Self { kept, inner, unfinished, step, call, .. } = committing.defuse();
+        if is_over {
+            kept.answered(call);
+        }
         if kept.on(Event::Refused(step)) == Effect::Renew && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.on(Event::Closed);
@@ -218,11 +225,10 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
     // Checked after `begin_commit`, from which on the lease cannot be handed over. One that was handed over before
     // belongs to another holder.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
-        // Nothing was sent.
-        for it in &committing {
-            it.kept.answered(it.call);
+        for it in committing {
+            // Nothing was sent.
+            Committing::refused(it, true);
         }
-        committing.into_iter().for_each(Committing::refused);
         tx.roll_back().await;
         return Err(lost);
     }
@@ -246,7 +252,7 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         Ok(None)
     };
     let unanswered = || Err(no_answer(COMMITTING, leases.first().map(Lease::key)));
-    let refused = match timeout(limit, row_released).await.unwrap_or_else(|_| unanswered()) {
+    let (is_over, refused) = match timeout(limit, row_released).await.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.
             let committed = timeout(limit, tx.commit()).await;
@@ -257,32 +263,34 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
                 }
                 // The leases are released, in case the commit did not happen.
                 Err(err @ Error::OutcomeUnknown { .. }) => return Err(err),
-                Err(err) => err,
+                // It may be refused before COMMIT, with a rollback that is not answered.
+                Err(err) => (false, err),
             }
         }
         Ok(Some(lost)) => {
             // The loss is the error to report. If the rollback fails, the database does it.
-            tx.roll_back().await;
+            let is_over = tx.roll_back().await;
             if Box::pin(lost.is_in_store()).await {
-                elsewhere("commit", lost.key())
+                (is_over, elsewhere("commit", lost.key()))
             } else {
                 lost.kept.on(Event::Gone);
-                lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen))
+                (is_over, lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen)))
             }
         }
         Err(err) if is_answered(&err) => {
             // The transaction may have locked the rows of some leases, and a driver may roll back a dropped one only
             // when its connection is used again.
-            tx.roll_back().await;
-            err
+            (tx.roll_back().await, err)
         }
         Err(err) => {
             // A statement may be on its way, so nothing is said on the connection any more.
             drop(tx);
-            err
+            (false, err)
         }
     };
-    committing.into_iter().for_each(Committing::refused);
+    for it in committing {
+        Committing::refused(it, is_over);
+    }
     Err(refused)
 }
 
@@ -347,7 +355,9 @@ mod tests {
             Ok(())
         }
 
-        async fn roll_back(self) {}
+        async fn roll_back(self) -> bool {
+            true
+        }
     }
 
     /// Begins a commit of the lease while somebody waits for it.
@@ -542,7 +552,7 @@ mod tests {
     async fn a_lease_whose_commit_was_refused_is_closed_with_the_others() {
         let leases = leases();
         let lease = leases.lease("k").acquire().await.unwrap();
-        Committing::refused(commit_with_a_waiter(&leases, &lease).await);
+        Committing::refused(commit_with_a_waiter(&leases, &lease).await, false);
         assert!(lease.is_trusted());
         leases.close().await.unwrap();
         assert!(!lease.is_trusted());
@@ -563,7 +573,7 @@ mod tests {
     async fn a_lease_whose_commit_was_refused_is_renewed_on() {
         let leases = leases();
         let lease = leases.lease("k").acquire().await.unwrap();
-        Committing::refused(lease.begin_commit(true));
+        Committing::refused(lease.begin_commit(true), false);
         sleep(3 * TTL).await;
         assert!(lease.is_trusted());
         assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence());

@@ -141,9 +141,9 @@ impl<DB: LeaseOps, T: AnyTx<DB>> LeaseTx for InTx<'_, DB, T> {
         self.tx.commit_open().await
     }
 
-    async fn roll_back(self) {
+    async fn roll_back(self) -> bool {
         // Otherwise dropping the transaction rolls it back.
-        drop(timeout(END_LIMIT, self.tx.roll_back()).await);
+        matches!(timeout(END_LIMIT, self.tx.roll_back()).await, Ok(Ok(())))
     }
 }
 

@@ -39,21 +39,19 @@ impl OpenCalls {
         self.0.lock().open.retain(|it| *it != call);
     }
 
-    /// The call had the row locked, mostly after those that were sent before: one that is overtaken on its way to the
-    /// server is not open any more. One that only pins it shares the lock, and is told by
-    /// [`Pin`](super::state::Pin).
+    /// The call is over and had the row locked, so those that were sent before count as over. One that it has overtaken
+    /// on the way is forgotten. One that pins the row shares the lock, and is told by [`Pin`](super::state::Pin).
     pub(super) fn had_the_row(&self, call: Call) {
         self.0.lock().open.retain(|it| *it > call);
     }
 
-    /// The lease is released: no call had its row locked.
+    /// The lease is released: none has its row locked, and one that comes later finds nothing.
     pub(super) fn end(&self) {
         self.0.lock().open = Vec::new();
     }
 
-    /// Whether one is open but for this one.
-    pub(super) fn are_open(&self, but: Option<Call>) -> bool {
-        self.0.lock().open.iter().any(|it| Some(*it) != but)
+    pub(super) fn are_open(&self) -> bool {
+        !self.0.lock().open.is_empty()
     }
 }
 
@@ -64,13 +62,13 @@ mod tests {
     #[test]
     fn a_call_is_open_until_it_is_answered_or_a_later_one_had_the_row() {
         let calls = OpenCalls::default();
-        let are_open = || calls.are_open(None);
+        let are_open = || calls.are_open();
         assert!(!are_open());
         let [first, second, third] = [(); 3].map(|()| calls.send());
         calls.answered(second);
         assert!(are_open(), "the first and the third have no answer");
         calls.had_the_row(first);
-        assert!(calls.are_open(Some(first)) && !calls.are_open(Some(third)), "the answers come in another order");
+        assert!(are_open(), "the answers come in another order");
         calls.answered(third);
         assert!(!are_open());
         let [_, last] = [(); 2].map(|()| calls.send());
@@ -84,7 +82,7 @@ mod tests {
         let sent: Vec<_> = (0..2 * MOST).map(|_| calls.send()).collect();
         assert_eq!(calls.0.lock().open, sent[MOST..]);
         calls.end();
-        assert!(!calls.are_open(None));
+        assert!(!calls.are_open());
         assert!(calls.send() > sent[2 * MOST - 1]);
     }
 }

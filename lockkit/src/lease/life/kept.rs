@@ -271,12 +271,7 @@ impl Kept {
 
     /// Whether a call may still have its row locked, of which nothing was heard.
     pub(crate) fn is_open(&self) -> bool {
-        self.calls.are_open(None)
-    }
-
-    /// As [`is_open`](Self::is_open), for other calls than this one.
-    pub(crate) fn is_open_but(&self, call: Call) -> bool {
-        self.calls.are_open(Some(call))
+        self.calls.are_open()
     }
 
     /// Since when it is lost, if a call or a transaction of this process may have its row locked.
