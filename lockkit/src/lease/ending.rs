@@ -155,7 +155,7 @@ async fn release_in_store<S: LeaseStore>(
             Answer::Done => return Ok(true),
             Answer::Gone => return Ok(false),
             Answer::Busy => {
-                // Sent when all other calls were answered, it has found the row locked: by a transaction.
+                // Sent when all other calls were answered, it has found the row locked: by one that pins it.
                 if is_alone && pin != Pin::No {
                     inner.leftovers.pinned(&kept.key, kept.token);
                 }

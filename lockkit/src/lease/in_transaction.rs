@@ -67,7 +67,7 @@ pub trait LeaseTx: Send {
     /// Commits the transaction, which was found open and in which nothing failed since.
     fn commit(self) -> impl Future<Output = Result<()>> + Send;
 
-    /// Rolls back. Returns whether the store has answered in time that it did.
+    /// Rolls back. Returns whether it did in time.
     fn roll_back(self) -> impl Future<Output = bool> + Send;
 }
 

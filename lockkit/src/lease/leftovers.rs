@@ -10,7 +10,7 @@
 //! | a lease that no caller got, and whose release begins | yes | |
 //! | a lease that is lost, and pinned or with a call that has no answer | where it is asked for | |
 //! | a lease whose release begins, and a call that locks its row has no answer | yes | |
-//! | all of these are answered, and its release still waits for a transaction that pins it | | yes: that one has it |
+//! | one that is noted for nothing else: all calls are answered, and its release waits for a pin | | yes: that has it |
 //! | a lease that was pinned, and whose release has not found it | yes | |
 //! | the release of a caller's lease: late, unless one may pin it; without an answer | yes | |
 //! | the commit of a caller's lease, without an answer | yes | |
@@ -104,19 +104,18 @@ struct Leftover {
     /// When it was last known that it may be in the store.
     noted: Instant,
     left: Left,
-    calls: Calls,
+    open: Open,
     /// Its release has found it.
     is_gone: bool,
 }
 
-/// The calls of a leftover that lock its row.
+/// Whether a call of a leftover that locks its row has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Calls {
-    Answered,
-    /// One has no answer.
-    Open,
-    /// One has no answer, and it is a leftover for no other reason.
-    OnlyOpen,
+enum Open {
+    No,
+    Yes,
+    /// Yes, and it is a leftover for no other reason.
+    Only,
 }
 
 impl Leftover {
@@ -130,15 +129,15 @@ impl OfKey {
         self.left.iter().any(Leftover::counts) || self.held.iter().any(|it| it.strong_count() > 0)
     }
 
-    fn add(&mut self, token: Token, noted: Instant, left: Left, calls: Calls) {
+    fn add(&mut self, token: Token, noted: Instant, left: Left, open: Open) {
         let before = self.left.iter().find(|it| it.token == token);
-        let calls = before.filter(|it| it.calls != calls).map_or(calls, |_| Calls::Open);
+        let open = before.filter(|it| it.open != open).map_or(open, |_| Open::Yes);
         let noted = before.map_or(noted, |it| noted.max(it.noted));
         self.left.retain(|it| it.token != token && it.counts());
         if self.left.len() == MOST {
             self.left.remove(self.left.iter().position(|it| it.is_gone).unwrap_or(0));
         }
-        self.left.push(Leftover { token, noted, left, calls, is_gone: false });
+        self.left.push(Leftover { token, noted, left, open, is_gone: false });
     }
 
     /// Looks which leases are lost whose row this process may have locked. `seen` is what it has looked at, to be
@@ -147,7 +146,7 @@ impl OfKey {
         for held in std::mem::take(&mut self.held) {
             let Some(kept) = held.upgrade() else { continue };
             if let Some(lost) = kept.lost_and_locked() {
-                self.add(kept.token, lost, Left::Unseen, Calls::Open);
+                self.add(kept.token, lost, Left::Unseen, Open::Yes);
             } else {
                 self.held.push(held);
             }
@@ -193,21 +192,21 @@ impl Leftovers {
 
     /// It may be in the store, and nobody here has it. A call of it has no answer.
     pub(super) fn note(&self, key: &Key, token: Token) {
-        self.add(key, token, Calls::Open);
+        self.add(key, token, Open::Yes);
     }
 
     /// Its release begins, and a call of it has no answer.
     pub(super) fn note_open(&self, key: &Key, token: Token) {
-        self.add(key, token, Calls::OnlyOpen);
+        self.add(key, token, Open::Only);
     }
 
     /// It may be in the store, and nobody here has it. Its calls that were not noted before are answered.
     pub(super) fn note_answered(&self, key: &Key, token: Token) {
-        self.add(key, token, Calls::Answered);
+        self.add(key, token, Open::No);
     }
 
-    fn add(&self, key: &Key, token: Token, calls: Calls) {
-        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, calls);
+    fn add(&self, key: &Key, token: Token, open: Open) {
+        self.noted.lock().of_key(key).add(token, Instant::now(), Left::Perhaps, open);
     }
 
     /// It never was in the store, and is not on its way, or somebody here has it.
@@ -215,15 +214,17 @@ impl Leftovers {
         self.forget(key, |it| it.token == token);
     }
 
-    /// All calls of it are answered, and its row is locked: by a transaction of this process that pins it.
+    /// All calls of it are answered, and its row is locked: a transaction of this process may pin it.
     pub(super) fn pinned(&self, key: &Key, token: Token) {
-        self.forget(key, |it| it.token == token && it.calls == Calls::OnlyOpen);
+        self.forget(key, |it| it.token == token && it.open == Open::Only);
     }
 
     fn forget(&self, key: &Key, which: impl Fn(&Leftover) -> bool) {
         let mut noted = self.noted.lock();
-        if let Some(of_key) = noted.by_key.get_mut(key) {
-            of_key.left.retain(|it| !which(it));
+        let Some(of_key) = noted.by_key.get_mut(key) else { return };
+        let before = of_key.left.len();
+        of_key.left.retain(|it| !which(it));
+        if of_key.left.len() < before {
             drop(noted);
             self.changed.notify_waiters();
         }
@@ -233,7 +234,7 @@ impl Leftovers {
     pub(super) fn released(&self, key: &Key, token: Token, was_found: bool) {
         self.change(key, |it| {
             if it.token == token {
-                let seen = if was_found || it.calls == Calls::Answered { Left::Absent } else { Left::Unseen };
+                let seen = if was_found || it.open == Open::No { Left::Absent } else { Left::Unseen };
                 // A later claim may have told more before.
                 it.left = it.left.min(seen);
             }
@@ -421,8 +422,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_loss_that_is_seen_late_makes_no_leftover_older() {
         let (mut of_key, token, now) = (OfKey::default(), Token::random(), Instant::now());
-        of_key.add(token, now, Left::Perhaps, Calls::Open);
-        of_key.add(token, now - LASTS, Left::Unseen, Calls::Open);
+        of_key.add(token, now, Left::Perhaps, Open::Yes);
+        of_key.add(token, now - LASTS, Left::Unseen, Open::Yes);
         assert!(of_key.counts());
     }
 

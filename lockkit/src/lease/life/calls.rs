@@ -40,7 +40,8 @@ impl OpenCalls {
     }
 
     /// The call is over and had the row locked, so those that were sent before count as over. One that it has overtaken
-    /// on the way is forgotten. One that pins the row shares the lock, and is told by [`Pin`](super::state::Pin).
+    /// on the way is forgotten, and may lock the row later. One that pins the row shares the lock, and is told by
+    /// [`Pin`](super::state::Pin).
     pub(super) fn had_the_row(&self, call: Call) {
         self.0.lock().open.retain(|it| *it > call);
     }
