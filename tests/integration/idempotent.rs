@@ -614,6 +614,7 @@ on_databases! { [postgres]
     async fn the_wait_for_a_locked_row_is_bounded<S>(db: TestDb<S>) {
         let request = || Idempotent::key("k").keep(Duration::from_millis(1)).wait(Duration::from_millis(100));
         request().run(&db.pool, async |_| Ok::<_, Error>(5)).await.unwrap();
+        sleep(Duration::from_millis(20)).await;
         let mut deleting = db.pool.begin().await.unwrap();
         sqlx::query("SELECT FROM lockkit_answer FOR UPDATE").execute(&mut *deleting).await.unwrap();
         let refused = timeout(Duration::from_mins(1), request().run(&db.pool, async |_| Ok::<_, Error>(6))).await;
