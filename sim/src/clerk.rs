@@ -135,9 +135,9 @@ impl Clerk {
             Err(err) => self.fails("could not take", &err),
         }
         let took = began.elapsed();
-        // Of few connections it waits for one before it waits for the row.
+        // It waits for the only connection before it waits for the row.
         let pool = self.pool.options();
-        let first = if pool.get_max_connections() < 5 { pool.get_acquire_timeout() } else { Duration::ZERO };
+        let first = if pool.get_max_connections() == 1 { pool.get_acquire_timeout() } else { Duration::ZERO };
         let mut world = self.world.lock();
         if world.judge.is_calm && took > first + ms(wait) + ms(1500) {
             let process = self.process;

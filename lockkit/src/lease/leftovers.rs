@@ -612,7 +612,7 @@ mod refusals {
         leases
     }
 
-    async fn until_renewed<S: LeaseStore>(lease: &Lease<S>) {
+    async fn until_renewing<S: LeaseStore>(lease: &Lease<S>) {
         while !lease.kept.is_open() {
             sleep(MILLI).await;
         }
@@ -626,7 +626,7 @@ mod refusals {
                 let here = with_renewal(200 * MILLI);
                 let mut lease = here.lease("k").acquire().await.unwrap();
                 if is_handed_over {
-                    until_renewed(&lease).await;
+                    until_renewing(&lease).await;
                     let next = tokio::spawn(here.lease("k").acquire());
                     sleep(MILLI).await;
                     lease.release().await.unwrap();
@@ -636,7 +636,7 @@ mod refusals {
                     lease.verify_by(async { Ok(true) }).await.unwrap();
                 }
                 *here.store().is_locked.lock() = true;
-                until_renewed(&lease).await;
+                until_renewing(&lease).await;
                 let releasing = tokio::spawn(lease.release());
                 sleep(MILLI).await;
                 let of = || here.0.leftovers.of(Keys::These(&[Key::from("k")]), started(), &[]);
@@ -713,7 +713,7 @@ mod refusals {
         let lease = here.lease("k").acquire().await.unwrap();
         lease.verify_by(async { Ok(true) }).await.unwrap();
         *here.store().is_locked.lock() = true;
-        until_renewed(&lease).await;
+        until_renewing(&lease).await;
         drop(lease);
         sleep(1992 * MILLI).await;
         // Refused before the renewal is answered, and judged after that.
@@ -730,7 +730,7 @@ mod refusals {
             let here = with_renewal(2 * SECOND);
             let lease = here.lease("k").acquire().await.unwrap();
             if is_renewed {
-                until_renewed(&lease).await;
+                until_renewing(&lease).await;
             }
             here.store().store.faults().script(Operation::Release, [Failure::Slow(4 * SECOND)]);
             drop(lease);
